@@ -6,15 +6,15 @@
 
 use std::sync::Arc;
 
-use serde::Deserialize;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 use super::connect::Connector;
-use super::kinds::{KINDS, POOL};
+use super::kinds::{KINDS, KindIndex, POOL};
 use super::reflect::Event;
 use super::tuning::Tuning;
-use super::wire::{self, Fault, JSON, or_default};
+use super::wire::{Fault, JSON, Requests};
 use crate::SourceUpdate;
 
 /// Reports to the hub when the deletion of the definition starts and ends.
@@ -22,7 +22,7 @@ pub(super) async fn watch(
     connector: Arc<Connector>,
     tuning: Tuning,
     mut updates: watch::Receiver<SourceUpdate>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<(KindIndex, Event)>,
 ) {
     let mut reported = false;
     loop {
@@ -30,9 +30,8 @@ pub(super) async fn watch(
         let is_terminating = is_deleting && is_terminating(&connector, tuning).await.unwrap_or(reported);
         if is_terminating != reported {
             reported = is_terminating;
-            if events.send(Event::Terminating(POOL, is_terminating)).await.is_err() {
-                return;
-            }
+            // If it fails, the hub has ended, and this task is aborted next.
+            let _ = events.send((POOL, Event::Terminating(is_terminating))).await;
         }
         if is_deleting {
             sleep(tuning.absent).await;
@@ -51,27 +50,14 @@ fn has_deleted_pool(update: &SourceUpdate) -> bool {
 async fn is_terminating(connector: &Connector, tuning: Tuning) -> Option<bool> {
     let connection = connector.connection().await.ok()?;
     let (group, plural) = KINDS[POOL].path.rsplit_once('/').expect("the path of a kind has several parts");
-    match wire::read::<Resources>(&connection, group.to_owned(), JSON, tuning.response).await {
-        Ok(Resources { resources }) => {
-            let pools = resources.iter().find(|resource| resource.name == plural);
+    let requests = Requests { connection: &connection, wait: tuning.response };
+    match requests.read::<APIResourceList>(group.to_owned(), JSON).await {
+        Ok(list) => {
+            let pools = list.resources.iter().find(|resource| resource.name == plural);
             Some(pools.is_some_and(|pools| pools.verbs.iter().all(|verb| verb != "create")))
         }
         // The group is gone, because this was its only kind.
         Err(Fault::Refused { code: 404, .. }) => Some(false),
         Err(_) => None,
     }
-}
-
-/// The resources of a group: the relevant part of a `meta/v1` APIResourceList.
-#[derive(Deserialize)]
-struct Resources {
-    #[serde(default, deserialize_with = "or_default")]
-    resources: Vec<Resource>,
-}
-
-#[derive(Deserialize)]
-struct Resource {
-    name: String,
-    #[serde(default, deserialize_with = "or_default")]
-    verbs: Vec<String>,
 }

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::connect::Connector;
 use super::tuning::ProbeTimes;
-use super::wire::{self, Fault};
+use super::wire::{Fault, Requests};
 
 /// The number of consecutive unanswered requests after which the API server counts as lost.
 const UNANSWERED_MAX: u32 = 2;
@@ -61,12 +61,13 @@ async fn probe(connector: Arc<Connector>, times: ProbeTimes, lost: watch::Sender
         let Ok(Ok(connection)) = tokio::time::timeout(times.response, connector.connection()).await else {
             continue;
         };
-        let response = wire::cluster(&connection, times.response).await;
+        let requests = Requests { connection: &connection, wait: times.response };
+        let response = requests.cluster().await;
         let is_answered = !matches!(response, Err(Fault::TimedOut(_) | Fault::Broken(_)));
         unanswered = if is_answered { 0 } else { unanswered + 1 };
         if is_answered && until_clock == 0 {
             until_clock = CLOCK_EVERY;
-            let time = wire::time(&connection, times.response).await;
+            let time = requests.time().await;
             clock.compare(time.ok().flatten(), Timestamp::now());
         }
         until_clock = until_clock.saturating_sub(1);

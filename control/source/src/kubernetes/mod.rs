@@ -34,6 +34,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,14 +47,14 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::{SourceState, SourceUpdate};
-use crate::slices::{self, SharedBudget, SliceBudget};
+use crate::slices::{self, SliceBudget};
 use disk::{Disk, Saved};
 use first_end::first_end;
 use health_probe::HealthProbe;
 use history::Epoch;
 use hub::Hub;
 use kinds::{KINDS, Kind, KindIndex, SERVICE, SLICE};
-use reflect::Reflector;
+use reflect::{Event, Reflector, Shared};
 use slice_budget::Slices;
 use tuning::Tuning;
 
@@ -98,11 +99,19 @@ impl KubernetesSource {
         let disk = config.state_directory.as_deref().map(|directory| Disk::new(directory, gateway));
         let (saves, to_save) = mpsc::channel(1);
         let slices = Slices::new(config.endpoint_slices_mib);
-        let notes = Signals {
+        let (events, received) = mpsc::channel(EVENTS_MAX);
+        let (health_probe, probing) = HealthProbe::new(connector.clone(), tuning.health_probe);
+        let definitions = definition::watch(connector.clone(), tuning, updated.clone(), events.clone());
+        let mut tasks: Vec<Task> = vec![Box::pin(probing), Box::pin(definitions)];
+        let refit = slices.refit.clone();
+        let shared = Shared {
+            connector: connector.clone(),
+            tuning,
+            events,
             retry_now: retry_now.clone(),
-            refresh: refresh.clone(),
-            refit: slices.refit.clone(),
+            health_probe,
             budget: slices.budget.clone(),
+            epoch: Epoch::new(),
         };
         let mut hub = Hub::new(
             config.api_loss_grace,
@@ -114,12 +123,19 @@ impl KubernetesSource {
             states,
             to_save,
         );
-        let indices = 0..KINDS.len();
-        let (watched, left_out): (Vec<_>, Vec<_>) =
-            indices.partition(|index| is_watched(config, &KINDS[*index]));
-        left_out.into_iter().for_each(|index| hub.leave_out(index));
-        let run = run(hub, watched, disk, connector.clone(), notes, tuning);
-        let task = tokio::spawn(run).abort_handle();
+        for (index, kind) in KINDS.iter().enumerate() {
+            if !is_watched(config, kind) {
+                hub.leave_out(index);
+                continue;
+            }
+            let refresh = match index {
+                SERVICE => refresh.clone(),
+                SLICE => refit.clone(),
+                _ => Arc::default(),
+            };
+            tasks.push(Box::pin(Reflector::new(index, shared.clone(), refresh).run()));
+        }
+        let task = tokio::spawn(run(hub, received, disk, connector.clone(), tasks)).abort_handle();
         Self { updates: updated, state, connector, retry_now, refresh, saves, task }
     }
 
@@ -175,21 +191,15 @@ fn is_watched(config: &KubernetesConfig, kind: &Kind) -> bool {
     kind.name != "Pod" || config.pod_weights
 }
 
-/// The signals to the reflectors, which the hub also uses.
-struct Signals {
-    retry_now: Arc<Notify>,
-    refresh: Arc<Notify>,
-    refit: Arc<Notify>,
-    budget: SharedBudget,
-}
+/// A task beside the hub.
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 async fn run(
     mut hub: Hub,
-    watched: Vec<KindIndex>,
+    events: mpsc::Receiver<(KindIndex, Event)>,
     disk: Option<Disk>,
     connector: Arc<Connector>,
-    notes: Signals,
-    tuning: Tuning,
+    tasks: Vec<Task>,
 ) {
     if let Some(disk) = disk {
         let server = timeout(IDENTIFY_MAX, connector.connection()).await;
@@ -213,38 +223,12 @@ async fn run(
             }
         }
     }
-    let (events, received) = mpsc::channel(EVENTS_MAX);
     // The tasks end with this task, even while they wait.
-    let mut tasks = JoinSet::new();
-    let (health_probe, probing) = HealthProbe::new(connector.clone(), tuning.health_probe);
-    tasks.spawn(probing);
-    tasks.spawn(definition::watch(connector.clone(), tuning, hub.updates(), events.clone()));
-    let epoch = Epoch::new();
-    for index in watched {
-        let refresh = match index {
-            SERVICE => Some(notes.refresh.clone()),
-            SLICE => Some(notes.refit.clone()),
-            _ => None,
-        };
-        let (events, retry_now, budget) = (events.clone(), notes.retry_now.clone(), notes.budget.clone());
-        let (health_probe, epoch) = (health_probe.clone(), epoch.clone());
-        let reflector = Reflector::new(
-            index,
-            connector.clone(),
-            tuning,
-            events,
-            retry_now,
-            health_probe,
-            refresh,
-            budget,
-            epoch,
-        );
-        tasks.spawn(reflector.run());
-    }
-    drop(events);
+    let mut running = JoinSet::new();
+    tasks.into_iter().for_each(|task| drop(running.spawn(task)));
     // If one of them ended, the objects of a kind would silently stay outdated. Ending the hub lets the receivers of
     // its updates notice.
-    if let Some(why) = first_end(hub.run(received), &mut tasks).await {
+    if let Some(why) = first_end(hub.run(events), &mut running).await {
         tracing::error!(reason = why, "a task that reads objects from the API server ended");
     }
 }
@@ -308,11 +292,12 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
     let connector = Connector::new(config.kubeconfig.clone());
     let connection = tokio::time::timeout_at(until, connector.connection()).await.map_err(|_| limit())?;
     let connection = connection.map_err(|e| e.to_string())?;
+    let requests = wire::Requests { connection: &connection, wait: tuning.response };
     let (mut objects, mut report) = (Objects::default(), Report::new());
     objects.api_servers.clone_from(&connector.addresses());
     for kind in KINDS.iter().filter(|kind| is_watched(config, kind)) {
         let budget = (kind.name == KINDS[SLICE].name).then(|| SliceBudget::new(config.endpoint_slices_mib));
-        let listed = reflect::list_all(&connection, kind, budget, tuning.response);
+        let listed = reflect::list_all(requests, kind, budget);
         let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {
             Ok((received, _)) => received,
             Err(wire::Fault::Refused { code: 404, .. }) if kind.optional => Vec::new(),

@@ -6,9 +6,9 @@
 //! repeatedly stops responding, or if it was away long enough to be restored from a backup. The pause between attempts
 //! doubles, with jitter, and is at least what a `Retry-After` requests.
 //!
-//! Implemented here because `kube::runtime::watcher` doesn't report the resource version that it has reached and
-//! doesn't pause between two watches, but the checks for a restored or different cluster need both. Its errors also
-//! omit `Retry-After`.
+//! `kube::runtime::watcher` (kube-runtime 5.0.0) can't carry this: it handles bookmarks and the end of a watch without
+//! an item (`State::Watching` in `watcher.rs`), so that nothing can compare the history before a watch resumes, and its
+//! errors lack `Retry-After` and the serial number of the client. It would also add 17 crates.
 //!
 //! Invariant: every wait has a limit, and no loop runs without a pause: each failed request and each watch that ended
 //! immediately is followed by a pause.
@@ -28,28 +28,28 @@ use super::history::{Epoch, InHistory, Newest, Point};
 use super::kinds::{KINDS, Kind, KindIndex, SLICE};
 use super::object::{Received, version_number};
 use super::tuning::Tuning;
-use super::wire::{self, Fault, PAGES, Watch, WatchEvent};
+use super::wire::{Fault, PAGES, Requests, WatchEvent};
 use crate::slices::{SharedBudget, SliceBudget, locked};
 
-/// An event from a reflector to the hub.
+/// An event of one kind, from a reflector to the hub.
 #[derive(Debug)]
 pub(super) enum Event {
     /// All objects at this point.
-    Listed(KindIndex, Vec<Received>, Point),
+    Listed(Vec<Received>, Point),
     /// An event of a watch.
-    Watched(KindIndex, WatchEvent),
-    /// A watch is connected.
-    Up(KindIndex, String),
+    Watched(WatchEvent),
+    /// A watch is connected to this API server.
+    Up(String),
     /// The API server of this cluster doesn't have the kind.
-    Absent(KindIndex, String, Point),
+    Absent(String, Point),
     /// An attempt failed.
-    Down(KindIndex, Failure),
+    Down(Failure),
     /// The API server doesn't allow the gateway to read an optional kind.
-    Forbidden(KindIndex, String),
+    Forbidden(String),
     /// Whether the API server is deleting the definition of the kind.
-    Terminating(KindIndex, bool),
+    Terminating(bool),
     /// The state of the API server doesn't continue the received history.
-    OtherHistory(KindIndex),
+    OtherHistory,
 }
 
 /// Why an attempt failed.
@@ -60,37 +60,27 @@ pub(super) struct Failure {
     pub(super) is_response: bool,
 }
 
-impl Event {
-    /// The affected kind.
-    pub(super) fn kind(&self) -> KindIndex {
-        match self {
-            Self::Listed(index, ..)
-            | Self::Watched(index, _)
-            | Self::Up(index, _)
-            | Self::Absent(index, ..)
-            | Self::Down(index, _)
-            | Self::Forbidden(index, _)
-            | Self::Terminating(index, _)
-            | Self::OtherHistory(index) => *index,
-        }
-    }
+/// What the reflectors of all kinds share.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) connector: Arc<Connector>,
+    pub(super) tuning: Tuning,
+    pub(super) events: mpsc::Sender<(KindIndex, Event)>,
+    pub(super) retry_now: Arc<Notify>,
+    pub(super) health_probe: HealthProbe,
+    /// The budget that decides which EndpointSlices are kept.
+    pub(super) budget: SharedBudget,
+    pub(super) epoch: Epoch,
 }
 
 /// Lists and watches one kind.
 pub(super) struct Reflector {
     index: KindIndex,
     kind: &'static Kind,
-    connector: Arc<Connector>,
-    tuning: Tuning,
-    events: mpsc::Sender<Event>,
-    retry_now: Arc<Notify>,
-    health_probe: HealthProbe,
+    shared: Shared,
     /// Triggers a list.
-    refresh: Option<Arc<Notify>>,
-    /// The budget that decides which EndpointSlices are kept.
-    budget: SharedBudget,
+    refresh: Arc<Notify>,
     backoff: Backoff,
-    epoch: Epoch,
     /// The cluster of the listed objects.
     cluster: String,
     newest: Option<Newest>,
@@ -100,13 +90,9 @@ pub(super) struct Reflector {
     lost: Option<Instant>,
 }
 
-/// The hub has ended and receives no more events.
-struct HubClosed;
-
 /// Why one attempt ended.
 enum End {
     Fault(Fault, Option<u64>),
-    HubClosed,
     /// The API server doesn't have the kind.
     Absent,
     /// A watch ended normally.
@@ -115,46 +101,14 @@ enum End {
     Refresh,
 }
 
-impl From<HubClosed> for End {
-    fn from(_: HubClosed) -> Self {
-        Self::HubClosed
-    }
-}
-
 impl Reflector {
-    #[allow(clippy::too_many_arguments, reason = "each is of its own type, and there is one caller")]
-    pub(super) fn new(
-        index: KindIndex,
-        connector: Arc<Connector>,
-        tuning: Tuning,
-        events: mpsc::Sender<Event>,
-        retry_now: Arc<Notify>,
-        health_probe: HealthProbe,
-        refresh: Option<Arc<Notify>>,
-        budget: SharedBudget,
-        epoch: Epoch,
-    ) -> Self {
-        let backoff = Backoff::new(tuning.backoff_first, tuning.backoff_max);
-        Self {
-            index,
-            kind: &KINDS[index],
-            connector,
-            tuning,
-            events,
-            retry_now,
-            health_probe,
-            refresh,
-            budget,
-            backoff,
-            epoch,
-            cluster: String::new(),
-            newest: None,
-            reached: 0,
-            lost: None,
-        }
+    pub(super) fn new(index: KindIndex, shared: Shared, refresh: Arc<Notify>) -> Self {
+        let backoff = Backoff::new(shared.tuning.backoff_first, shared.tuning.backoff_max);
+        let (kind, cluster) = (&KINDS[index], String::new());
+        Self { index, kind, shared, refresh, backoff, cluster, newest: None, reached: 0, lost: None }
     }
 
-    /// Lists and watches until the hub is gone.
+    /// Lists and watches until it is aborted.
     pub(super) async fn run(mut self) {
         let mut version: Option<String> = None;
         // Whether the list was just received.
@@ -174,7 +128,9 @@ impl Reflector {
                 },
                 // After a restore from a backup, a watch from this version would miss changes, even if the server has
                 // passed the version since.
-                Some(_) if self.lost.is_some_and(|at| at.elapsed() > self.tuning.resume_max) && !fresh => {
+                Some(_)
+                    if self.lost.is_some_and(|at| at.elapsed() > self.shared.tuning.resume_max) && !fresh =>
+                {
                     version = None;
                     continue;
                 }
@@ -183,16 +139,15 @@ impl Reflector {
                     self.watch(version, resumed, &mut empty_watches).await
                 }
             };
-            if started.elapsed() >= self.tuning.watch_min && version.is_some() {
+            if started.elapsed() >= self.shared.tuning.watch_min && version.is_some() {
                 self.backoff.reset();
             }
             let mut pause = Duration::ZERO;
             match end {
-                End::HubClosed => return,
-                End::Absent => pause = self.tuning.absent,
+                End::Absent => pause = self.shared.tuning.absent,
                 End::Refresh => version = None,
                 // A watch that lasted has ended in the usual way and resumes immediately.
-                End::Ended if started.elapsed() >= self.tuning.watch_min => {}
+                End::Ended if started.elapsed() >= self.shared.tuning.watch_min => {}
                 End::Ended => pause = self.backoff.next(),
                 End::Fault(fault, serial) => {
                     // An API server that no longer has the version has responded.
@@ -204,30 +159,27 @@ impl Reflector {
                         version = None;
                         empty_watches = 0;
                     }
-                    pause = match self.after(&fault, serial).await {
-                        Ok(pause) => pause,
-                        Err(HubClosed) => return,
-                    };
+                    pause = self.after(&fault, serial).await;
                 }
             }
             if !pause.is_zero() {
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
-                    () = self.retry_now.notified() => {}
-                    () = self.connector.changed() => {}
+                    () = self.shared.retry_now.notified() => {}
+                    () = self.shared.connector.changed() => {}
                 }
             }
         }
     }
 
     /// Prepares the next attempt after a fault, and reports the fault to the hub. Returns the pause until then.
-    async fn after(&mut self, fault: &Fault, serial: Option<u64>) -> Result<Duration, HubClosed> {
+    async fn after(&mut self, fault: &Fault, serial: Option<u64>) -> Duration {
         let requested = self.renew(fault, serial).await;
         let is_forbidden = self.kind.optional && fault.is_forbidden();
         // Permissions may be granted at any time, and are incomplete while an API server starts.
-        let pause = requested.max(if is_forbidden { self.tuning.absent } else { self.backoff.next() });
+        let pause = requested.max(if is_forbidden { self.shared.tuning.absent } else { self.backoff.next() });
         if is_forbidden {
-            self.send(Event::Forbidden(self.index, fault.to_string())).await?;
+            self.send(Event::Forbidden(fault.to_string())).await;
         } else if fault.is_other_history() {
             tracing::warn!(
                 kind = self.kind.name,
@@ -236,67 +188,68 @@ impl Reflector {
             );
             self.newest = None;
             if *fault != Fault::OtherKind {
-                self.epoch.start();
+                self.shared.epoch.start();
             }
-            self.send(Event::OtherHistory(self.index)).await?;
+            self.send(Event::OtherHistory).await;
         } else if !fault.is_expired() && !fault.is_absence(self.kind) {
-            self.send_down(fault).await?;
+            let why = format!("{}: {fault}", self.kind.path);
+            self.send(Event::Down(Failure { why, is_response: fault.is_response() })).await;
         }
-        Ok(pause)
+        pause
     }
 
     /// Gets another client after a fault, if that helps. Returns the pause that the API server requests.
     async fn renew(&self, fault: &Fault, serial: Option<u64>) -> Duration {
         match (fault, serial) {
-            (Fault::Refused { code: 401, .. }, Some(serial)) => self.connector.refused(serial).await,
+            (Fault::Refused { code: 401, .. }, Some(serial)) => self.shared.connector.refused(serial).await,
             (Fault::TimedOut(_) | Fault::Broken(_) | Fault::Dead, Some(serial)) => {
-                self.connector.renew(serial).await;
+                self.shared.connector.renew(serial).await;
             }
             _ => {}
         }
         match fault {
             Fault::Refused { retry_after: Some(requested), .. } => {
-                (*requested).min(self.tuning.retry_after_max)
+                (*requested).min(self.shared.tuning.retry_after_max)
             }
             _ => Duration::ZERO,
         }
     }
 
-    async fn send_down(&self, fault: &Fault) -> Result<(), HubClosed> {
-        let why = format!("{}: {fault}", self.kind.path);
-        self.send(Event::Down(self.index, Failure { why, is_response: fault.is_response() })).await
-    }
-
-    async fn send(&self, event: Event) -> Result<(), HubClosed> {
-        self.events.send(event).await.map_err(|_| HubClosed)
+    async fn send(&self, event: Event) {
+        // If it fails, the hub has ended, and this task is aborted next.
+        let _ = self.shared.events.send((self.index, event)).await;
     }
 
     async fn connection(&self) -> Result<Connection, End> {
-        let made = self.connector.connection().await;
+        let made = self.shared.connector.connection().await;
         made.map_err(|e| End::Fault(Fault::Connect(e.to_string()), None))
+    }
+
+    fn requests<'a>(&self, connection: &'a Connection) -> Requests<'a> {
+        Requests { connection, wait: self.shared.tuning.response }
     }
 
     /// Lists all objects. Returns the version to watch from.
     async fn list(&mut self) -> Result<String, End> {
         let connection = self.connection().await?;
-        let serial = connection.serial;
-        let cluster = wire::cluster(&connection, self.tuning.response).await;
+        let (serial, requests) = (connection.serial, self.requests(&connection));
+        let cluster = requests.cluster().await;
         self.cluster = cluster.map_err(|fault| End::Fault(fault, Some(serial)))?;
-        let budget = (self.index == SLICE).then(|| locked(&self.budget).clone());
-        match list_all(&connection, self.kind, budget, self.tuning.response).await {
+        let budget = (self.index == SLICE).then(|| locked(&self.shared.budget).clone());
+        match list_all(requests, self.kind, budget).await {
             Ok((items, version)) => {
-                let checked = self.check_list(&connection, &items).await;
+                let checked = self.check_list(requests, &items).await;
                 checked.map_err(|fault| End::Fault(fault, Some(serial)))?;
                 let point = Point { cluster: self.cluster.clone(), version: version_number(&version) };
                 self.reached = point.version;
                 self.newest = None;
                 items.iter().for_each(|i| Newest::record(&mut self.newest, &i.key, i.version, true));
-                self.send(Event::Listed(self.index, items, point)).await?;
+                self.send(Event::Listed(items, point)).await;
                 Ok(version)
             }
             Err(fault) if fault.is_absence(self.kind) => {
                 let point = Point { cluster: self.cluster.clone(), version: 0 };
-                self.send(Event::Absent(self.index, connection.server, point)).await?;
+                self.send(Event::Absent(connection.server, point)).await;
                 Err(End::Absent)
             }
             Err(fault) => Err(End::Fault(fault.of_old_server(self.kind), Some(serial))),
@@ -305,8 +258,8 @@ impl Reflector {
 
     /// Checks, as far as possible, that a list after a loss continues the received history. If the newest object is
     /// missing but the API server had it at the last received version, it was deleted meanwhile.
-    async fn check_list(&mut self, connection: &Connection, items: &[Received]) -> Result<(), Fault> {
-        if self.epoch.adopt() {
+    async fn check_list(&mut self, requests: Requests<'_>, items: &[Received]) -> Result<(), Fault> {
+        if self.shared.epoch.adopt() {
             return Err(Fault::OtherKind);
         }
         // An object of a kind with a filter may be missing because it doesn't pass the filter.
@@ -317,9 +270,8 @@ impl Reflector {
             return Ok(());
         }
         if now.is_none() && self.reached != 0 {
-            let had =
-                wire::version_at(connection, self.kind, &newest.key, self.reached, self.tuning.response);
-            if had.await? == Some(newest.version) {
+            let had = requests.version_at(self.kind, &newest.key, self.reached).await?;
+            if had == Some(newest.version) {
                 return Ok(());
             }
         }
@@ -348,30 +300,23 @@ impl Reflector {
     /// Checks that the API server has the history that was watched up to version `before`. A watch from a future
     /// version, or in another history, would not report the difference. If the result is a change, the watch must
     /// report it.
-    async fn compare(&mut self, connection: &Connection, before: u64) -> Result<Option<Newest>, Fault> {
-        if self.epoch.adopt() {
+    async fn compare(&mut self, requests: Requests<'_>, before: u64) -> Result<Option<Newest>, Fault> {
+        if self.shared.epoch.adopt() {
             return Err(Fault::OtherKind);
         }
-        let cluster = wire::cluster(connection, self.tuning.response).await?;
-        if cluster != self.cluster {
+        if requests.cluster().await? != self.cluster {
             return Err(Fault::OtherCluster);
         }
         // After a watch that ended normally, no restore can have happened.
         let newest = self.newest.as_ref().filter(|_| self.lost.is_some());
-        let (now, had) = match newest {
-            None => (wire::version(connection, self.kind, self.tuning.response).await?, InHistory::Yes),
-            Some(newest) => {
-                let (now, object) =
-                    wire::version_of(connection, self.kind, &newest.key, self.tuning.response).await?;
-                (now, newest.in_history(object))
-            }
-        };
+        let key = newest.map(|newest| &newest.key);
+        let (now, object) = requests.versions(self.kind, key).await?;
         if now != 0 && now < before {
             return Err(Fault::VersionDecreased { before, now });
         }
-        match (newest, had) {
-            (Some(newest), InHistory::No) => Err(missing_change(newest)),
-            (Some(newest), InHistory::IfExplained) => Ok(Some(newest.clone())),
+        match newest.map(|newest| (newest, newest.in_history(object))) {
+            Some((newest, InHistory::No)) => Err(missing_change(newest)),
+            Some((newest, InHistory::IfExplained)) => Ok(Some(newest.clone())),
             _ => Ok(None),
         }
     }
@@ -401,36 +346,36 @@ impl Reflector {
         empty_watches: &mut u32,
     ) -> Result<(), End> {
         let fault = |fault| End::Fault(fault, None);
+        let requests = self.requests(&connection);
         let before = version_number(version);
         let mut unexplained = match resumed {
-            true => self.compare(&connection, before).await.map_err(fault)?,
+            true => self.compare(requests, before).await.map_err(fault)?,
             false => None,
         };
-        let (low, high) = self.tuning.watch_seconds;
+        let (low, high) = self.shared.tuning.watch_seconds;
         let seconds = low + random() % (high - low).max(1);
-        let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.response).await;
-        let mut watch = opened.map_err(fault)?;
+        let mut watch = requests.watch(self.kind, version, seconds).await.map_err(fault)?;
         // The watch itself may report that the API server no longer has the version. In that case, the list must
         // contain the change.
         if unexplained.is_none() {
             self.lost = None;
         }
-        self.send(Event::Up(self.index, connection.server.clone())).await?;
-        let explained_by = Instant::now() + self.tuning.explanation;
+        self.send(Event::Up(connection.server.clone())).await;
+        let explained_by = Instant::now() + self.shared.tuning.explanation;
         loop {
             let serial = connection.serial;
             let outcome = tokio::select! {
-                outcome = watch.next(self.tuning.silence) => outcome.map_err(fault)?,
+                outcome = watch.next(self.shared.tuning.silence) => outcome.map_err(fault)?,
                 () = tokio::time::sleep_until(explained_by), if unexplained.is_some() => {
                     let newest = unexplained.take().expect("checked in the condition");
                     return Err(fault(missing_change(&newest)));
                 }
-                () = self.health_probe.lost(serial) => return Err(fault(Fault::Dead)),
-                () = self.epoch.started_by_another() => {
-                    self.epoch.adopt();
+                () = self.shared.health_probe.lost(serial) => return Err(fault(Fault::Dead)),
+                () = self.shared.epoch.started_by_another() => {
+                    self.shared.epoch.adopt();
                     return Err(fault(Fault::OtherKind));
                 }
-                () = refreshed(self.refresh.as_deref()) => return Err(End::Refresh),
+                () = self.refresh.notified() => return Err(End::Refresh),
             };
             let Some(outcome) = outcome else { return Ok(()) };
             let now = outcome.version();
@@ -447,7 +392,7 @@ impl Reflector {
                 self.lost = None;
             }
             self.record(&outcome);
-            self.send(Event::Watched(self.index, outcome)).await?;
+            self.send(Event::Watched(outcome)).await;
         }
     }
 }
@@ -457,30 +402,21 @@ fn missing_change(newest: &Newest) -> Fault {
     Fault::MissingChange { key: newest.key.to_string(), version: newest.version }
 }
 
-/// Waits until a list is requested.
-async fn refreshed(refresh: Option<&Notify>) {
-    match refresh {
-        Some(refresh) => refresh.notified().await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Reads all pages. If the continuation of a list expires, the next attempt starts over.
 ///
 /// Endpoints of EndpointSlices that `budget` doesn't keep are removed as the pages arrive, so that a list needs no more
 /// memory than the kept part. The budget contains the previous state.
 pub(super) async fn list_all(
-    connection: &Connection,
+    requests: Requests<'_>,
     kind: &'static Kind,
     mut budget: Option<SliceBudget>,
-    wait: Duration,
 ) -> Result<(Vec<Received>, String), Fault> {
     let mut items = Vec::new();
     let mut next = String::new();
     let (mut size, sizes) = (PAGES[0], &PAGES[1..]);
     let mut sizes = sizes.iter();
     loop {
-        let page = match wire::list(connection, kind, &next, size, wait).await {
+        let page = match requests.list(kind, &next, size).await {
             Err(Fault::TooLarge(bytes)) => {
                 size = *sizes.next().ok_or(Fault::TooLarge(bytes))?;
                 continue;

@@ -93,11 +93,6 @@ impl Hub {
         }
     }
 
-    /// A receiver of the updates.
-    pub(super) fn updates(&self) -> watch::Receiver<SourceUpdate> {
-        self.publication.subscribe()
-    }
-
     /// Treats a kind as one without objects.
     pub(super) fn leave_out(&mut self, index: KindIndex) {
         let store = &mut self.stores[index];
@@ -141,7 +136,7 @@ impl Hub {
     }
 
     /// Receives events until the reflectors end.
-    pub(super) async fn run(mut self, mut events: mpsc::Receiver<Event>) {
+    pub(super) async fn run(mut self, mut events: mpsc::Receiver<(KindIndex, Event)>) {
         loop {
             let due = self.due().map(tokio::time::Instant::from_std);
             let event = tokio::select! {
@@ -156,12 +151,12 @@ impl Hub {
             let kept = kept_counts(&self.stores);
             match event {
                 Some(None) => return,
-                Some(Some(event)) => {
-                    self.receive(event, now);
+                Some(Some((index, event))) => {
+                    self.receive(index, event, now);
                     for _ in 1..EVENTS_AT_ONCE {
                         self.apply_slice_limits(now);
-                        let Ok(event) = events.try_recv() else { break };
-                        self.receive(event, now);
+                        let Ok((index, event)) = events.try_recv() else { break };
+                        self.receive(index, event, now);
                     }
                 }
                 None => {}
@@ -175,15 +170,14 @@ impl Hub {
         }
     }
 
-    fn receive(&mut self, event: Event, now: Instant) {
-        let index = event.kind();
+    fn receive(&mut self, index: KindIndex, event: Event, now: Instant) {
         let kept = self.stores[index].retain.kept().len();
         match &event {
-            Event::Listed(SERVICE, _, point) => self.publication.listed(point.version, now),
-            Event::Watched(SERVICE, watched) => self.publication.watched(watched.version(), now),
+            Event::Listed(_, point) if index == SERVICE => self.publication.listed(point.version, now),
+            Event::Watched(watched) if index == SERVICE => self.publication.watched(watched.version(), now),
             _ => {}
         }
-        self.handle(event, now);
+        self.handle(index, event, now);
         // The report about kept objects, and how long each is kept, may change without a change of an object.
         if self.stores[index].retain.kept().len() != kept {
             self.publication.changed(now);
@@ -191,20 +185,20 @@ impl Hub {
         }
     }
 
-    fn handle(&mut self, event: Event, now: Instant) {
-        if let Event::Watched(index, watched) = &event
-            && let Some(last_point) = &mut self.stores[*index].last_point
+    fn handle(&mut self, index: KindIndex, event: Event, now: Instant) {
+        if let Event::Watched(watched) = &event
+            && let Some(last_point) = &mut self.stores[index].last_point
         {
             last_point.observe_version(watched.version(), now);
         }
         match event {
-            Event::Listed(index, received, point) => {
+            Event::Listed(received, point) => {
                 if self.stores[index].definition == Definition::Removed {
                     self.set_definition(index, Definition::Present, now);
                 }
                 self.listed(index, received, point, now);
             }
-            Event::Watched(index, WatchEvent::Applied(mut received)) => {
+            Event::Watched(WatchEvent::Applied(mut received)) => {
                 if let Some(why) = received.content.slice().and_then(|slice| self.slices.not_kept(slice)) {
                     received.content = received.content.left_out(why);
                 }
@@ -213,15 +207,15 @@ impl Hub {
                     self.object_changed(index, &key, now);
                 }
             }
-            Event::Watched(index, WatchEvent::Deleted(Identity { key, uid, version })) => {
+            Event::Watched(WatchEvent::Deleted(Identity { key, uid, version })) => {
                 if self.stores[index].retain.deleted(&key, &uid, version) {
                     self.object_changed(index, &key, now);
                 }
             }
-            Event::Watched(index, WatchEvent::Bookmark(version)) => {
+            Event::Watched(WatchEvent::Bookmark(version)) => {
                 self.stores[index].retain.bookmark(version);
             }
-            Event::OtherHistory(index) => {
+            Event::OtherHistory => {
                 let store = &mut self.stores[index];
                 // The next list doesn't continue the received history.
                 store.last_point = None;
@@ -229,15 +223,15 @@ impl Hub {
                 let recalled = store.retain.recall(clock.saturating_sub(OUTAGE_MAX), clock);
                 recalled.iter().for_each(|key| self.object_changed(index, key, now));
             }
-            Event::Forbidden(index, why) => self.forbidden(index, why, now),
-            Event::Terminating(index, true) => self.set_definition(index, Definition::Terminating, now),
-            Event::Terminating(index, false) => {
+            Event::Forbidden(why) => self.forbidden(index, why, now),
+            Event::Terminating(true) => self.set_definition(index, Definition::Terminating, now),
+            Event::Terminating(false) => {
                 if self.stores[index].definition == Definition::Terminating {
                     self.set_definition(index, Definition::Present, now);
                 }
             }
-            Event::Absent(index, server, point) => self.absent(index, server, point, now),
-            Event::Up(index, server) => {
+            Event::Absent(server, point) => self.absent(index, server, point, now),
+            Event::Up(server) => {
                 self.state.server = server;
                 if self.stores[index].forbidden.take().is_some() {
                     tracing::info!(kind = KINDS[index].name, "the API server allows reading this kind again");
@@ -246,7 +240,7 @@ impl Hub {
                 self.stores[index].set_up(true, now);
                 self.update_state(None);
             }
-            Event::Down(index, failure) => {
+            Event::Down(failure) => {
                 self.stores[index].set_up(false, now);
                 self.failed = true;
                 self.state.now.failures += 1;
@@ -301,7 +295,7 @@ impl Hub {
         if store.retain.all().next().is_none() {
             let was_there = store.last_point.as_ref().is_some_and(|last_point| last_point.point.version != 0);
             self.listed(index, Vec::new(), point, now);
-            self.handle(Event::Up(index, server), now);
+            self.handle(index, Event::Up(server), now);
             if was_there {
                 self.set_definition(index, Definition::Removed, now);
             }
@@ -313,7 +307,7 @@ impl Hub {
         self.stores[index].forbidden = None;
         let kind = &KINDS[index];
         let why = format!("{}: the API server no longer has a definition of {}", kind.path, kind.name);
-        self.handle(Event::Down(index, Failure { why, is_response: true }), now);
+        self.handle(index, Event::Down(Failure { why, is_response: true }), now);
     }
 
     fn listed(&mut self, index: KindIndex, received: Vec<Received>, point: Point, now: Instant) {

@@ -23,10 +23,6 @@ impl Publication {
         Self { updates, changed: None, revision: 0, version: 0, version_published: 0 }
     }
 
-    pub(super) fn subscribe(&self) -> watch::Receiver<SourceUpdate> {
-        self.updates.subscribe()
-    }
-
     /// Records that there is something to publish.
     pub(super) fn changed(&mut self, now: Instant) {
         self.changed.get_or_insert(now);

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use hyper::StatusCode;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, Status};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use tidegate_model::objects::ObjectKey;
@@ -13,13 +14,6 @@ use tidegate_model::yaml::Node;
 use super::fault::Fault;
 use crate::kubernetes::kinds::Kind;
 use crate::kubernetes::object::{Identity, Received, identity, version_number};
-
-/// Reads `null` as the default, as the API does for every field.
-pub(in crate::kubernetes) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
-    field: D,
-) -> Result<T, D::Error> {
-    Ok(Option::deserialize(field)?.unwrap_or_default())
-}
 
 /// A page of a list.
 #[derive(Debug, Default)]
@@ -61,35 +55,15 @@ impl WatchEvent {
     }
 }
 
-/// The relevant part of a `meta/v1` Status.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Status {
-    code: u16,
-    #[serde(deserialize_with = "or_default")]
-    message: String,
-    #[serde(deserialize_with = "or_default")]
-    reason: String,
-    #[serde(deserialize_with = "or_default")]
-    details: Details,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Details {
-    #[serde(deserialize_with = "or_default")]
-    retry_after_seconds: u64,
-}
-
 /// Converts an unsuccessful response.
 pub(super) fn refusal(http: StatusCode, retry_after: Option<u64>, status: Status) -> Fault {
-    let requested = Some(status.details.retry_after_seconds).filter(|s| *s > 0);
-    let message = [status.message, status.reason].into_iter().find(|text| !text.is_empty());
+    let requested = status.details.and_then(|details| u64::try_from(details.retry_after_seconds?).ok());
+    let message = [status.message, status.reason].into_iter().flatten().find(|text| !text.is_empty());
     let reason = || http.canonical_reason().unwrap_or("no reason given").to_owned();
     Fault::Refused {
         code: http.as_u16(),
         message: message.unwrap_or_else(reason),
-        retry_after: retry_after.or(requested).map(Duration::from_secs),
+        retry_after: retry_after.or(requested.filter(|s| *s > 0)).map(Duration::from_secs),
     }
 }
 
@@ -122,8 +96,8 @@ pub(super) fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>
         "ERROR" => {
             let text = serde_json::to_vec(&event.object).unwrap_or_default();
             let status: Status = serde_json::from_slice(&text).unwrap_or_default();
-            let http = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            Err(refusal(http, None, status))
+            let code = status.code.and_then(|code| StatusCode::from_u16(code.try_into().ok()?).ok());
+            Err(refusal(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), None, status))
         }
         // An event type of a later API version.
         _ => Ok(None),
@@ -161,21 +135,13 @@ impl<'de> Visitor<'de> for PageOf {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Page, A::Error> {
-        #[derive(Default, Deserialize)]
-        #[serde(default, rename_all = "camelCase")]
-        struct ListMeta {
-            #[serde(deserialize_with = "or_default")]
-            resource_version: String,
-            #[serde(deserialize_with = "or_default")]
-            r#continue: String,
-        }
         let mut page = Page::default();
         while let Some(key) = map.next_key::<String>()? {
             match &*key {
                 "metadata" => {
                     let meta: ListMeta = map.next_value()?;
-                    page.version = meta.resource_version;
-                    page.next = meta.r#continue;
+                    page.version = meta.resource_version.unwrap_or_default();
+                    page.next = meta.continue_.unwrap_or_default();
                 }
                 "items" => {
                     page.items = map.next_value_seed(Items(self.0))?;

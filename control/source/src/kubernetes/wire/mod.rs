@@ -9,7 +9,7 @@ mod fault;
 
 use std::time::Duration;
 
-pub(super) use decode::{Page, WatchEvent, or_default};
+pub(super) use decode::{Page, WatchEvent};
 use decode::{parse_event, parse_page, refusal};
 pub(super) use fault::Fault;
 use http_body_util::BodyExt;
@@ -17,8 +17,9 @@ use hyper::body::Bytes;
 use hyper::{Request, Response};
 use jiff::Timestamp;
 use kube::client::Body;
-use serde::Deserialize;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use tidegate_model::objects::ObjectKey;
 use tokio::time::timeout;
 
@@ -43,70 +44,142 @@ pub(super) const JSON: &str = "application/json";
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 const METADATA_EVENT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// The cluster of the API server: the uid of the namespace `kube-system`, which is created with a cluster; empty if
-/// there is none.
-pub(super) async fn cluster(connection: &Connection, wait: Duration) -> Result<String, Fault> {
-    let uri = "/api/v1/namespaces?fieldSelector=metadata.name%3Dkube-system".to_owned();
-    let list = heads(connection, uri, JSON, wait).await?;
-    Ok(list.items.into_iter().next().map(|item| item.metadata.uid).unwrap_or_default())
+/// Sends requests on a connection. Each waits at most for `wait` for the start of the response, and for each further
+/// part of it.
+#[derive(Clone, Copy)]
+pub(super) struct Requests<'a> {
+    pub(super) connection: &'a Connection,
+    pub(super) wait: Duration,
 }
 
-/// The current version of the API server's objects of a kind. With `--etcd-servers-overrides`, kinds are stored in
-/// etcds with separate versions.
-pub(super) async fn version(connection: &Connection, kind: &Kind, wait: Duration) -> Result<u64, Fault> {
-    let uri = uri(kind, &[("limit", "1".to_owned())]);
-    let list = heads(connection, uri, METADATA_LIST, wait).await?;
-    Ok(version_number(&list.metadata.resource_version))
-}
-
-/// Like [`version`], and also the version of one object if the API server has it. A list restricted to one name needs
-/// no other permission than a full list.
-pub(super) async fn version_of(
-    connection: &Connection,
-    kind: &Kind,
-    key: &ObjectKey,
-    wait: Duration,
-) -> Result<(u64, Option<u64>), Fault> {
-    let name = [("fieldSelector", format!("metadata.name={}", key.name))];
-    let uri = uri_in(kind, &key.namespace, &name);
-    let list = heads(connection, uri, METADATA_LIST, wait).await?;
-    let object = list.items.first().map(|item| version_number(&item.metadata.resource_version));
-    Ok((version_number(&list.metadata.resource_version), object))
-}
-
-/// The version of one object when the API server's version was `at`; `None` if it didn't exist then, or if the server
-/// doesn't know. That version may be in the future, or discarded (an API server discards versions after 5 to 10
-/// minutes).
-pub(super) async fn version_at(
-    connection: &Connection,
-    kind: &Kind,
-    key: &ObjectKey,
-    at: u64,
-    wait: Duration,
-) -> Result<Option<u64>, Fault> {
-    let query = [
-        ("fieldSelector", format!("metadata.name={}", key.name)),
-        ("resourceVersion", at.to_string()),
-        ("resourceVersionMatch", "Exact".to_owned()),
-    ];
-    match heads(connection, uri_in(kind, &key.namespace, &query), METADATA_LIST, wait).await {
-        Ok(list) => Ok(list.items.first().map(|item| version_number(&item.metadata.resource_version))),
-        // These errors are unrelated to the past, so the list is repeated.
-        Err(fault @ Fault::Refused { code: 401 | 429, .. }) => Err(fault),
-        Err(Fault::Refused { .. }) => Ok(None),
-        Err(fault) => Err(fault),
+impl Requests<'_> {
+    /// The cluster of the API server: the uid of the namespace `kube-system`, which is created with a cluster; empty if
+    /// there is none.
+    pub(super) async fn cluster(self) -> Result<String, Fault> {
+        let uri = "/api/v1/namespaces?fieldSelector=metadata.name%3Dkube-system".to_owned();
+        let list: Heads = self.read(uri, JSON).await?;
+        Ok(list.items.into_iter().next().map(|item| item.metadata.uid).unwrap_or_default())
     }
-}
 
-/// The time of the API server when it responded, to the second; `None` if unknown.
-pub(super) async fn time(connection: &Connection, wait: Duration) -> Result<Option<Timestamp>, Fault> {
-    let response = send(connection, "/version".to_owned(), JSON, wait).await?;
-    Ok(response.headers().get("date").and_then(|date| time_of(date.to_str().ok()?)))
+    /// The current version of the API server's objects of a kind, and the version of the object `key` if the API server
+    /// has it. With `--etcd-servers-overrides`, kinds are stored in etcds with separate versions.
+    pub(super) async fn versions(
+        self,
+        kind: &Kind,
+        key: Option<&ObjectKey>,
+    ) -> Result<(u64, Option<u64>), Fault> {
+        let list: Heads = match key {
+            Some(key) => self.list_of(kind, key, Vec::new()).await?,
+            None => self.read(uri(kind, "", &[("limit", "1".to_owned())]), METADATA_LIST).await?,
+        };
+        Ok((version_number(&list.metadata.resource_version), key.and_then(|_| list.version())))
+    }
+
+    /// The version of one object when the API server's version was `at`; `None` if it didn't exist then, or if the
+    /// server doesn't know. That version may be in the future, or discarded (an API server discards versions after 5 to
+    /// 10 minutes).
+    pub(super) async fn version_at(
+        self,
+        kind: &Kind,
+        key: &ObjectKey,
+        at: u64,
+    ) -> Result<Option<u64>, Fault> {
+        let at = [("resourceVersion", at.to_string()), ("resourceVersionMatch", "Exact".to_owned())];
+        match self.list_of(kind, key, at.into()).await {
+            Ok(list) => Ok(list.version()),
+            // These errors are unrelated to the past, so the list is repeated.
+            Err(fault @ Fault::Refused { code: 401 | 429, .. }) => Err(fault),
+            Err(Fault::Refused { .. }) => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// The list of one object. A list restricted to one name needs no other permission than a full list.
+    async fn list_of(
+        self,
+        kind: &Kind,
+        key: &ObjectKey,
+        mut query: Vec<(&str, String)>,
+    ) -> Result<Heads, Fault> {
+        query.push(("fieldSelector", format!("metadata.name={}", key.name)));
+        self.read(uri(kind, &key.namespace, &query), METADATA_LIST).await
+    }
+
+    /// The time of the API server when it responded, to the second; `None` if unknown.
+    pub(super) async fn time(self) -> Result<Option<Timestamp>, Fault> {
+        let response = self.send("/version".to_owned(), JSON).await?;
+        Ok(response.headers().get("date").and_then(|date| time_of(date.to_str().ok()?)))
+    }
+
+    /// Reads a JSON document.
+    pub(super) async fn read<T: DeserializeOwned>(self, uri: String, accept: &str) -> Result<T, Fault> {
+        let mut response = self.send(uri, accept).await?;
+        let text = body(&mut response, EVENT_BYTES_MAX, self.wait).await?;
+        serde_json::from_slice(&text).map_err(|e| Fault::InvalidResponse(e.to_string()))
+    }
+
+    /// Reads one page of the objects of a kind, with at most `objects_max` of them. `next` is the token of the previous
+    /// page.
+    pub(super) async fn list(self, kind: &'static Kind, next: &str, objects_max: u32) -> Result<Page, Fault> {
+        let mut query = vec![("limit", objects_max.to_string())];
+        if !next.is_empty() {
+            query.push(("continue", next.to_owned()));
+        }
+        let accept = if kind.only.is_some() { METADATA_LIST } else { JSON };
+        let mut response = self.send(uri(kind, "", &query), accept).await?;
+        let text = body(&mut response, PAGE_BYTES_MAX, self.wait).await?;
+        // Parsing a page may take 100 ms, so it must not run on a thread that other tasks wait for.
+        let parsed = tokio::task::spawn_blocking(move || parse_page(kind, &text)).await;
+        parsed.map_err(|e| Fault::Broken(e.to_string()))?
+    }
+
+    /// Starts to watch after `version`, for at most `seconds` if the API server respects that.
+    pub(super) async fn watch(
+        self,
+        kind: &'static Kind,
+        version: &str,
+        seconds: u64,
+    ) -> Result<Watch, Fault> {
+        let query = [
+            ("watch", "true".to_owned()),
+            ("allowWatchBookmarks", "true".to_owned()),
+            ("resourceVersion", version.to_owned()),
+            ("timeoutSeconds", seconds.to_string()),
+        ];
+        let accept = if kind.only.is_some() { METADATA_EVENT } else { JSON };
+        let response = self.send(uri(kind, "", &query), accept).await?;
+        Ok(Watch { kind, response, buffer: Vec::new(), parsed: 0, searched: 0 })
+    }
+
+    async fn send(self, uri: String, accept: &str) -> Result<Response<Body>, Fault> {
+        let Self { connection, wait } = self;
+        let request = Request::get(uri).header("accept", accept).body(Body::empty());
+        let request = request.expect("the parts of a URI are encoded");
+        let sent = timeout(wait, connection.client.send(request)).await.map_err(|_| Fault::TimedOut(wait))?;
+        let mut response = sent.map_err(|e| Fault::Broken(causes(&e)))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let (status, header) = (response.status(), response.headers().get("retry-after"));
+        let header = header.and_then(|v| v.to_str().ok()?.trim().parse().ok());
+        let mut text = Vec::new();
+        while text.len() < STATUS_BYTES_MAX
+            && let Ok(Some(bytes)) = frame(&mut response, wait).await
+        {
+            text.extend_from_slice(&bytes);
+        }
+        Err(refusal(status, header, serde_json::from_slice(&text).unwrap_or_default()))
+    }
 }
 
 /// Parses a `Date` header (RFC 9110, section 5.6.7).
 fn time_of(date: &str) -> Option<Timestamp> {
     jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(date).ok()
+}
+
+/// Reads `null` as the default, as the API does for every field.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(field: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(field)?.unwrap_or_default())
 }
 
 /// The metadata of a list and of its items. A list of metadata without items has `items: null`.
@@ -131,46 +204,11 @@ struct Head {
     resource_version: String,
 }
 
-async fn heads(
-    connection: &Connection,
-    uri: String,
-    accept: &'static str,
-    wait: Duration,
-) -> Result<Heads, Fault> {
-    read(connection, uri, accept, wait).await
-}
-
-/// Reads a JSON document.
-pub(super) async fn read<T: DeserializeOwned>(
-    connection: &Connection,
-    uri: String,
-    accept: &str,
-    wait: Duration,
-) -> Result<T, Fault> {
-    let mut response = send(connection, uri, accept, wait).await?;
-    let text = body(&mut response, EVENT_BYTES_MAX, wait).await?;
-    serde_json::from_slice(&text).map_err(|e| Fault::InvalidResponse(e.to_string()))
-}
-
-/// Reads one page of the objects of a kind, with at most `objects_max` of them. `next` is the token of the previous
-/// page.
-pub(super) async fn list(
-    connection: &Connection,
-    kind: &'static Kind,
-    next: &str,
-    objects_max: u32,
-    wait: Duration,
-) -> Result<Page, Fault> {
-    let mut query = vec![("limit", objects_max.to_string())];
-    if !next.is_empty() {
-        query.push(("continue", next.to_owned()));
+impl Heads {
+    /// The version of the first item.
+    fn version(&self) -> Option<u64> {
+        self.items.first().map(|item| version_number(&item.metadata.resource_version))
     }
-    let accept = if kind.only.is_some() { METADATA_LIST } else { JSON };
-    let mut response = send(connection, uri(kind, &query), accept, wait).await?;
-    let text = body(&mut response, PAGE_BYTES_MAX, wait).await?;
-    // Parsing a page may take 100 ms, so it must not run on a thread that other tasks wait for.
-    let parsed = tokio::task::spawn_blocking(move || parse_page(kind, &text)).await;
-    parsed.map_err(|e| Fault::Broken(e.to_string()))?
 }
 
 /// A connected watch.
@@ -184,25 +222,6 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Starts to watch after `version`, for at most `seconds` if the API server respects that.
-    pub(super) async fn open(
-        connection: &Connection,
-        kind: &'static Kind,
-        version: &str,
-        seconds: u64,
-        wait: Duration,
-    ) -> Result<Self, Fault> {
-        let query = [
-            ("watch", "true".to_owned()),
-            ("allowWatchBookmarks", "true".to_owned()),
-            ("resourceVersion", version.to_owned()),
-            ("timeoutSeconds", seconds.to_string()),
-        ];
-        let accept = if kind.only.is_some() { METADATA_EVENT } else { JSON };
-        let response = send(connection, uri(kind, &query), accept, wait).await?;
-        Ok(Self { kind, response, buffer: Vec::new(), parsed: 0, searched: 0 })
-    }
-
     /// The next event; `None` if the API server ended the watch normally. A truncated event is sent again in the next
     /// watch.
     pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<WatchEvent>, Fault> {
@@ -237,13 +256,8 @@ impl Watch {
     }
 }
 
-/// The URI of the objects of a kind.
-fn uri(kind: &Kind, query: &[(&str, String)]) -> String {
-    uri_in(kind, "", query)
-}
-
 /// The URI of the objects of a kind in a namespace, or in all namespaces if it is empty.
-fn uri_in(kind: &Kind, namespace: &str, query: &[(&str, String)]) -> String {
+fn uri(kind: &Kind, namespace: &str, query: &[(&str, String)]) -> String {
     let selector = ("labelSelector", kind.labels.to_owned());
     let selector = Some(&selector).filter(|(_, labels)| !labels.is_empty());
     let pairs = query.iter().chain(selector).map(|(key, value)| format!("{key}={}", encoded(value)));
@@ -254,28 +268,10 @@ fn uri_in(kind: &Kind, namespace: &str, query: &[(&str, String)]) -> String {
     }
 }
 
-async fn send(
-    connection: &Connection,
-    uri: String,
-    accept: &str,
-    wait: Duration,
-) -> Result<Response<Body>, Fault> {
-    let request = Request::get(uri).header("accept", accept).body(Body::empty());
-    let request = request.expect("the parts of a URI are encoded");
-    let sent = timeout(wait, connection.client.send(request)).await.map_err(|_| Fault::TimedOut(wait))?;
-    let mut response = sent.map_err(|e| Fault::Broken(causes(&e)))?;
-    if response.status().is_success() {
-        return Ok(response);
-    }
-    let (status, header) = (response.status(), response.headers().get("retry-after"));
-    let header = header.and_then(|v| v.to_str().ok()?.trim().parse().ok());
-    let mut text = Vec::new();
-    while text.len() < STATUS_BYTES_MAX
-        && let Ok(Some(bytes)) = frame(&mut response, wait).await
-    {
-        text.extend_from_slice(&bytes);
-    }
-    Err(refusal(status, header, serde_json::from_slice(&text).unwrap_or_default()))
+/// Percent-encodes all but the unreserved characters (RFC 3986, section 2.3).
+fn encoded(value: &str) -> PercentEncode<'_> {
+    const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+    utf8_percent_encode(value, RESERVED)
 }
 
 /// Reads a complete body.
@@ -305,19 +301,6 @@ async fn frame(response: &mut Response<Body>, wait: Duration) -> Result<Option<B
             }
         }
     }
-}
-
-/// Percent-encodes a value of a query (RFC 3986, section 2.3).
-fn encoded(value: &str) -> String {
-    let mut text = String::with_capacity(value.len());
-    for byte in value.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            text.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    text
 }
 
 #[cfg(test)]
