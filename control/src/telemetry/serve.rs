@@ -1,18 +1,21 @@
 //! The listener of `admin.listen`: answers `GET /metrics` with a page rendered for each request, and everything else
 //! with 404.
 //!
-//! The page is rendered on a blocking thread, so that a large one does not delay other tasks. Each connection serves
+//! The page is rendered on a blocking thread, so that a large one does not delay other tasks, and compressed for
+//! clients that accept gzip (RFC 9110 section 12.5.3), as Prometheus does. Each connection serves
 //! one request: scrapes are seconds apart, and connections that close at once need no idle timer.
 //!
 //! Invariant: connections are bounded in number and in time ([`Limits::SCRAPES`]), and end with their [`Listener`].
 
-use std::io;
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, HeaderValue};
-use hyper::{Method, Request, StatusCode};
+use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, HeaderValue, VARY};
+use hyper::{HeaderMap, Method, Request, StatusCode};
 use tidegate_http::{HttpResponse, Limits};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -76,13 +79,38 @@ async fn answer<R: Fn() -> String + Send + Sync + 'static>(
         answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return answer;
     }
-    match tokio::task::spawn_blocking(move || render()).await {
-        Ok(page) => tidegate_http::with_type(StatusCode::OK, exposition::CONTENT_TYPE, page.into()),
+    let is_gzip = accepts_gzip(request.headers());
+    let page = move || if is_gzip { compressed(render().as_bytes()) } else { Ok(render().into_bytes()) };
+    match tokio::task::spawn_blocking(page).await {
+        Ok(Ok(page)) => {
+            let mut answer = tidegate_http::with_type(StatusCode::OK, exposition::CONTENT_TYPE, page.into());
+            answer.headers_mut().insert(VARY, HeaderValue::from_name(ACCEPT_ENCODING));
+            if is_gzip {
+                answer.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            }
+            answer
+        }
         // `render` panicked. The scrape fails, and forwarding continues.
-        Err(_) => {
+        Err(_) | Ok(Err(_)) => {
             tidegate_http::text(StatusCode::INTERNAL_SERVER_ERROR, "500: the page could not be rendered\n")
         }
     }
+}
+
+/// Whether one of the encodings that the client accepts is gzip.
+fn accepts_gzip(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(ACCEPT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|encoding| {
+        let (name, weight) = encoding.split_once(';').unwrap_or((encoding, "q=1"));
+        let weight = weight.trim().strip_prefix("q=").and_then(|weight| weight.parse::<f32>().ok());
+        name.trim().eq_ignore_ascii_case("gzip") && weight.is_some_and(|weight| weight > 0.0)
+    })
+}
+
+fn compressed(page: &[u8]) -> io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(page)?;
+    encoder.finish()
 }
 
 #[cfg(test)]
@@ -128,6 +156,36 @@ mod tests {
         }
         let query = fetch(listener.address(), &get("/metrics?x=1")).await;
         assert!(query.ends_with("n 2\n"), "{query}");
+    }
+
+    #[tokio::test]
+    async fn clients_that_accept_gzip_get_a_compressed_page() {
+        let page = "tidegate_x 1\n".repeat(1_000);
+        let rendered = page.clone();
+        let listener = serve(LOOPBACK, move || rendered.clone()).await.unwrap();
+        for (accepted, is_gzip) in
+            [("gzip", true), ("br;q=1.0, GZIP;q=0.8", true), ("gzip;q=0", false), ("identity", false)]
+        {
+            let request =
+                format!("GET /metrics HTTP/1.1\r\nHost: gateway\r\nAccept-Encoding: {accepted}\r\n\r\n");
+            let mut stream = TcpStream::connect(listener.address()).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head") + 4;
+            let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();
+            assert!(head.contains("\r\nvary: accept-encoding\r\n"), "{head}");
+            assert_eq!(head.contains("\r\ncontent-encoding: gzip\r\n"), is_gzip, "{accepted}: {head}");
+            let mut body = String::new();
+            if is_gzip {
+                assert!(answer.len() < page.len() / 4, "{}", answer.len());
+                let mut decoder = flate2::read::GzDecoder::new(&answer[end..]);
+                std::io::Read::read_to_string(&mut decoder, &mut body).expect("a gzip stream");
+            } else {
+                body = String::from_utf8(answer[end..].to_vec()).unwrap();
+            }
+            assert_eq!(body, page, "{accepted}");
+        }
     }
 
     #[tokio::test]
