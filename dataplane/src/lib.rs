@@ -27,3 +27,9 @@ pub mod slow_path;
 mod sync;
 pub mod topology;
 pub mod worker;
+
+/// The version of the DPDK that the process uses, as `rte_version()` returns it: `DPDK 22.11.7`.
+#[must_use]
+pub fn dpdk_version() -> String {
+    dpdk::Eal::version()
+}

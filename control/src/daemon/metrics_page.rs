@@ -10,8 +10,8 @@ use super::flow_sharing::Shown;
 use super::layer2::Layer2View;
 use super::state::State;
 use crate::telemetry::{
-    self, CheckSample, DataplaneSample, GatewaySample, LogSample, Process, PublicationSample, RoundSample,
-    Sample,
+    self, BuildSample, CheckSample, DataplaneSample, GatewaySample, LogSample, Process, PublicationSample,
+    RoundSample, Sample,
 };
 
 /// How long a scrape waits for the workers' count of local ports in use.
@@ -32,7 +32,11 @@ impl State {
         let announced = self.announcements();
         let withheld = announced.as_deref().map(AnnounceStatus::withheld_counts).unwrap_or_default();
         telemetry::render(&Sample {
-            version: env!("CARGO_PKG_VERSION"),
+            build: BuildSample {
+                version: env!("CARGO_PKG_VERSION"),
+                dpdk: &tidegate_dataplane::dpdk_version(),
+                gateway: &self.name,
+            },
             dataplane: DataplaneSample {
                 interfaces: &interfaces,
                 links: &self.dataplane.links().report(),

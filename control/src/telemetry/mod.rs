@@ -27,7 +27,7 @@ pub use exposition::CONTENT_TYPE;
 pub use latency::Latencies;
 pub use process::Process;
 pub use sample::{
-    AnnounceSample, CheckSample, DataplaneSample, FlowSharingSample, GatewaySample, Generations,
+    AnnounceSample, BuildSample, CheckSample, DataplaneSample, FlowSharingSample, GatewaySample, Generations,
     Layer2Counts, LogSample, PublicationSample, RoundSample, Sample,
 };
 pub use serve::{Listener, serve};
@@ -40,7 +40,7 @@ use series_limit::WithoutSeries;
 #[must_use]
 pub fn render(sample: &Sample<'_>) -> String {
     let mut page = Exposition::default();
-    families::build(&mut page, sample.version);
+    families::build(&mut page, &sample.build);
     let DataplaneSample { stats, services, .. } = sample.dataplane;
     families::frames(&mut page, stats, sample.dataplane.interfaces);
     families::kernel(&mut page, stats);

@@ -17,8 +17,8 @@ use super::timings::Timings;
 /// The inputs of one page.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample<'a> {
-    /// The version of the binary.
-    pub version: &'a str,
+    /// What runs.
+    pub build: BuildSample<'a>,
     /// The dataplane.
     pub dataplane: DataplaneSample<'a>,
     /// The last round.
@@ -47,6 +47,17 @@ pub struct Sample<'a> {
     pub process: Option<&'a Process>,
     /// Whether there are series for each backend: the product of backends and service ports can be large.
     pub per_backend: bool,
+}
+
+/// What runs.
+#[derive(Debug, Clone, Copy)]
+pub struct BuildSample<'a> {
+    /// The version of the binary.
+    pub version: &'a str,
+    /// The version of DPDK, as `rte_version()` returns it.
+    pub dpdk: &'a str,
+    /// `metadata.name` of the configuration.
+    pub gateway: &'a str,
 }
 
 /// The state of the gateway.

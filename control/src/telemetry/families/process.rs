@@ -3,11 +3,13 @@
 use crate::telemetry::exposition::Exposition;
 use crate::telemetry::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_ITERATION};
 use crate::telemetry::process::Process;
+use crate::telemetry::sample::BuildSample;
 
 /// Build information.
-pub(in crate::telemetry) fn build(page: &mut Exposition, version: &str) {
-    let help = "Always 1; the label is the version of the binary.";
-    page.gauge("tidegate_build_info", help, ["version"]).sample([version], true);
+pub(in crate::telemetry) fn build(page: &mut Exposition, build: &BuildSample<'_>) {
+    let help = "Always 1; the labels are the version of the binary, the version of DPDK, and the name of the gateway.";
+    page.gauge("tidegate_build_info", help, ["version", "dpdk", "gateway"])
+        .sample([build.version, build.dpdk, build.gateway], true);
 }
 
 /// Durations that workers, the slow path, the health checks and the daemon's loop recorded.
