@@ -1,9 +1,10 @@
-//! Checks the alert rules: each uses existing metrics and label values, fires when it should and not before, and has a
-//! line that says what to do.
+//! Checks the alert rules and the Grafana dashboard: they use existing metrics and label values; each alert fires when
+//! it should and not before, and has a line that says what to do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
+use serde_json::Value;
 use tidegate_spec::verdict::DropReason;
 
 use crate::repository::root;
@@ -70,26 +71,69 @@ fn selectors(expr: &str) -> Vec<(&str, Vec<(&str, &str)>)> {
     found
 }
 
+/// Fails if an expression uses a metric, a label or a drop reason that doesn't exist.
+fn assert_known(of: &str, expr: &str, metrics: &BTreeMap<String, BTreeSet<String>>) {
+    let drops: BTreeSet<&str> = DropReason::all().map(DropReason::as_str).collect();
+    let selectors = selectors(expr);
+    assert!(!selectors.is_empty(), "{of}: {expr}");
+    for (metric, matchers) in selectors.into_iter().filter(|(metric, _)| !OF_PROMETHEUS.contains(metric)) {
+        let of_histogram =
+            ["_bucket", "_count", "_sum"].iter().find_map(|suffix| metric.strip_suffix(suffix));
+        let labels = metrics.get(metric).or_else(|| metrics.get(of_histogram?));
+        let labels = labels.unwrap_or_else(|| panic!("{of}: there is no metric {metric}"));
+        for (label, values) in matchers {
+            let is_of_prometheus = ["job", "instance"].contains(&label);
+            assert!(is_of_prometheus || labels.contains(label), "{of}: {metric} has no label {label}");
+            let is_known =
+                |value| metric != "tidegate_drops_total" || label != "reason" || drops.contains(value);
+            assert!(values.split('|').all(is_known), "{of}: {metric} has no reason {values}");
+        }
+    }
+}
+
 #[test]
 fn every_alert_uses_metrics_and_labels_that_the_code_has() {
     let metrics = metrics();
-    let drops: BTreeSet<&str> = DropReason::all().map(DropReason::as_str).collect();
-    for (alert, expr) in rules() {
-        let selectors = selectors(&expr);
-        assert!(!selectors.is_empty(), "{alert}: {expr}");
-        for (metric, matchers) in selectors {
-            if OF_PROMETHEUS.contains(&metric) {
-                continue;
-            }
-            let labels =
-                metrics.get(metric).unwrap_or_else(|| panic!("{alert}: there is no metric {metric}"));
-            for (label, values) in matchers {
-                assert!(labels.contains(label), "{alert}: {metric} has no label {label}");
-                let is_known = |value| metric != "tidegate_drops_total" || drops.contains(value);
-                assert!(values.split('|').all(is_known), "{alert}: {metric} has no reason {values}");
-            }
+    rules().iter().for_each(|(alert, expr)| assert_known(alert, expr, &metrics));
+}
+
+/// The expressions of the dashboard, each with the title of its panel or the name of its variable.
+fn panels() -> Vec<(String, String)> {
+    let dashboard: Value = serde_json::from_str(&read("deploy/grafana/tidegate.json")).expect("JSON");
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut found = Vec::new();
+    for panel in list(&dashboard["panels"]) {
+        let targets = list(&panel["targets"]);
+        assert!(
+            panel["type"] == "row" || !targets.is_empty() && !text(&panel["description"]).is_empty(),
+            "{panel}"
+        );
+        found.extend(targets.iter().map(|target| (text(&panel["title"]), text(&target["expr"]))));
+    }
+    for variable in list(&dashboard["templating"]["list"]) {
+        if let Some(query) = variable["query"]["query"].as_str() {
+            let series = query.strip_prefix("label_values(").and_then(|query| query.rsplit_once(','));
+            found.push((text(&variable["name"]), series.expect("the values of a label").0.to_owned()));
         }
     }
+    assert!(found.len() > 40, "the dashboard was read: {}", found.len());
+    found
+}
+
+#[test]
+fn every_panel_of_the_dashboard_uses_metrics_and_labels_that_the_code_has() {
+    let metrics = metrics();
+    let mut rules = String::from("groups: [{name: dashboard, rules: [\n");
+    for (n, (title, expr)) in panels().iter().enumerate() {
+        assert_known(title, expr, &metrics);
+        let expr = Value::from(expr.replace("$__rate_interval", "5m"));
+        rules += &format!("{{record: 'panel:{n}', expr: {expr}}},\n");
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("dashboard.yaml");
+    std::fs::write(&file, rules + "]}]\n").expect("a file");
+    promtool(&["check", "rules", "--lint=none", file.to_str().expect("UTF-8")]);
 }
 
 #[test]
@@ -110,9 +154,13 @@ fn every_alert_fires_when_it_should_and_not_before() {
     for (alert, _) in rules() {
         assert!(tests.contains(&format!("alertname=\"{alert}\"")), "rules_test.yaml has no test of {alert}");
     }
+    promtool(&["test", "rules", "rules_test.yaml"]);
+}
+
+fn promtool(arguments: &[&str]) {
     let output = Command::new("promtool")
         .current_dir(root().join("deploy/prometheus"))
-        .args(["test", "rules", "rules_test.yaml"])
+        .args(arguments)
         .output()
         .expect("promtool runs (Debian's package prometheus, which `make setup` installs)");
     let printed = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
