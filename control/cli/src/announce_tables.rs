@@ -41,7 +41,8 @@ pub(super) fn facts(announce: &AnnounceStatus) -> Vec<(&'static str, String)> {
 }
 
 /// The table of the peers.
-pub(super) fn peers(all: &[BgpPeerStatus]) -> Table {
+#[must_use]
+pub fn peers(all: &[BgpPeerStatus]) -> Table {
     let mut table = Table::new(&[
         "PEER",
         "ASN",

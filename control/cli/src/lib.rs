@@ -12,7 +12,7 @@
 //! still arrived at the gateway when `drain --gateway` timed out.
 
 mod admin_commands;
-mod announce_tables;
+pub mod announce_tables;
 mod args;
 mod cluster;
 mod cluster_tables;
@@ -21,8 +21,8 @@ mod explain;
 mod failure;
 mod invocation;
 pub mod output;
-mod status_tables;
-mod tables;
+pub mod status_tables;
+pub mod tables;
 mod top;
 mod uninstall;
 mod watch;

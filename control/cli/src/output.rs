@@ -102,14 +102,15 @@ struct List<'a, T> {
     items: &'a [T],
 }
 
-/// A table with headers and rows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A table with headers and rows. As data it has `columns`, each with its `header` and whether only `-o wide` shows it
+/// (`wide`), and `rows` of cells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<String>>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Column {
     header: &'static str,
     wide: bool,

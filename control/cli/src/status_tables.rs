@@ -13,7 +13,10 @@ use super::output::{Format, Style, Table, age};
 /// The text of `status`: the gateway as a whole, then tables of its parts. `-o wide` adds latencies and the complete
 /// findings.
 pub(super) fn status(status: &Status, style: Style) -> String {
-    let mut text = facts(status);
+    let mut text = String::new();
+    for (key, value) in facts(status) {
+        writeln!(text, "{:<12} {value}", format!("{key}:")).expect("writing to a String cannot fail");
+    }
     let is_wide = style.format == Format::Wide;
     let latencies = if is_wide { &*status.latencies } else { &[] };
     let tables = [
@@ -36,12 +39,11 @@ pub(super) fn status(status: &Status, style: Style) -> String {
     text
 }
 
-/// The lines about the gateway as a whole.
-fn facts(status: &Status) -> String {
-    let mut text = String::new();
-    let mut fact = |key: &str, value: String| {
-        writeln!(text, "{:<12} {value}", format!("{key}:")).expect("writing to a String cannot fail");
-    };
+/// The lines about the gateway as a whole: name and value.
+#[must_use]
+pub fn facts(status: &Status) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    let mut fact = |key: &'static str, value: String| facts.push((key, value));
     let word = |yes: bool| if yes { "yes" } else { "no" };
     fact("Name", status.name.clone());
     fact("Version", status.version.clone());
@@ -107,7 +109,7 @@ fn facts(status: &Status) -> String {
         let progress = drain_progress(&status.drain);
         fact("Gateway", format!("{} since {since} (by {}): {progress}", state.as_str(), by.join(", ")));
     }
-    text
+    facts
 }
 
 /// How flows are shared, as text.
@@ -164,7 +166,9 @@ pub(super) fn drain_progress(drain: &GatewayDrainStatus) -> String {
     )
 }
 
-fn workers(all: &[WorkerStatus]) -> Table {
+/// The table of the workers.
+#[must_use]
+pub fn workers(all: &[WorkerStatus]) -> Table {
     let headers =
         ["WORKER", "CORE", "STATE", "BUSY", "CYCLES/PACKET", "FLOWS", "+FLOW-TABLE-MIB", "+FLOW-TABLE-PAGES"];
     let mut workers = Table::new(&headers);
@@ -194,7 +198,8 @@ fn latency_table(all: &[LatencyStatus]) -> Table {
 }
 
 /// The ports as their drivers report them, for `-o wide`.
-fn ports(all: &[InterfaceStatus]) -> Table {
+#[must_use]
+pub fn ports(all: &[InterfaceStatus]) -> Table {
     let headers = [
         "PORT",
         "DRIVER",
@@ -225,7 +230,9 @@ fn ports(all: &[InterfaceStatus]) -> Table {
     ports
 }
 
-fn interfaces(all: &[InterfaceStatus]) -> Table {
+/// The table of the interfaces.
+#[must_use]
+pub fn interfaces(all: &[InterfaceStatus]) -> Table {
     let headers = [
         "INTERFACE",
         "DEVICE",
@@ -258,7 +265,9 @@ fn interfaces(all: &[InterfaceStatus]) -> Table {
     interfaces
 }
 
-fn findings(all: &[FindingView]) -> Table {
+/// The table of findings.
+#[must_use]
+pub fn findings(all: &[FindingView]) -> Table {
     let mut findings = Table::new(&["SEVERITY", "REASON", "OBJECT", "MESSAGE", "+ACCEPTED", "+LOCATION"]);
     for f in all {
         findings.row([

@@ -18,7 +18,8 @@ use tidegate_policy::reconcile::view::{EdgeView, VipView};
 use super::output::{Table, age};
 
 /// The table of `services`. Ages are counted up to `now`.
-pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
+#[must_use]
+pub fn services(services: &[ServiceView], now: Timestamp) -> Table {
     let headers = [
         "NAMESPACE",
         "NAME",
@@ -133,7 +134,8 @@ fn message_of(service: &ServiceView) -> String {
 }
 
 /// The table of `backends`.
-pub(super) fn backends(rows: &[BackendRow]) -> Table {
+#[must_use]
+pub fn backends(rows: &[BackendRow]) -> Table {
     let headers = [
         "NAMESPACE",
         "SERVICE",
@@ -279,7 +281,8 @@ pub(super) fn flow_counts(answer: &FlowsAnswer) -> Table {
 }
 
 /// The table of `drops`, with the reasons that occurred. The data formats list all reasons.
-pub(super) fn drops(answer: &DropsAnswer) -> Table {
+#[must_use]
+pub fn drops(answer: &DropsAnswer) -> Table {
     let mut table = Table::new(&["KIND", "REASON", "COUNT"]);
     for (kind, counts) in [("drop", &answer.drops), ("punt", &answer.punts)] {
         for counted in counts.iter().filter(|c| c.count > 0) {
@@ -290,7 +293,8 @@ pub(super) fn drops(answer: &DropsAnswer) -> Table {
 }
 
 /// The table of `pools`.
-pub(super) fn pools(pools: &[PoolView]) -> Table {
+#[must_use]
+pub fn pools(pools: &[PoolView]) -> Table {
     let mut table = Table::new(&[
         "NAME",
         "TOTAL",
