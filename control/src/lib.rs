@@ -12,6 +12,7 @@ pub mod assemble;
 pub mod cli;
 pub mod daemon;
 pub mod explain;
+pub mod listener;
 mod log_sink;
 mod logging;
 pub mod telemetry;

@@ -16,6 +16,7 @@ packages=(
   valgrind                            # instructions per packet
   bird2 frr gobgpd                    # the BGP of the gateway, and the routers of its tests
   dpdk-dev                            # dpdk-testpmd, which the performance lab measures beside the gateway
+  chromium                            # shows the status page in a test
   prometheus                          # promtool, which tests the alerts; the server itself isn't started
 )
 

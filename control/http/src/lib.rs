@@ -81,6 +81,12 @@ impl Limits {
         per_source_max: Some(32),
         lifetime: Lifetime::KeepAlive(Duration::from_secs(310)),
     };
+    /// For the status page, which a browser requests every few seconds over a few connections.
+    pub const PAGES: Self = Self {
+        connections_max: 64,
+        per_source_max: Some(16),
+        lifetime: Lifetime::KeepAlive(Duration::from_secs(30)),
+    };
     /// For metrics scrapes, whose responses are large and seconds apart.
     pub const SCRAPES: Self = Self {
         connections_max: 16,

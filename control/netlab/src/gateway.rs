@@ -69,6 +69,8 @@ pub struct GatewayOptions {
     pub static_servers: u8,
     /// `selfCheck.enabled`. If it is on, a comparison runs every second.
     pub self_check: bool,
+    /// `admin.page.listen: "127.0.0.1:9470"`.
+    pub page: bool,
 }
 
 impl Default for GatewayOptions {
@@ -94,6 +96,7 @@ impl Default for GatewayOptions {
             deny_files: Vec::new(),
             static_servers: 0,
             self_check: true,
+            page: false,
         }
     }
 }
@@ -121,6 +124,7 @@ impl GatewayOptions {
             networks.iter().map(|network| format!("\"{network}\"")).collect()
         };
         let own_networks = quoted(&self.node_port_addresses);
+        let page = if self.page { ", page: {listen: \"127.0.0.1:9470\"}" } else { "" };
         let source = match &self.kubeconfig {
             None => format!("directory: {{path: manifests, watch: {}, stateDirectory: state}}", self.watch),
             Some(path) => format!("kubernetes: {{kubeconfig: \"{}\", stateDirectory: \"\"}}", path.display()),
@@ -156,7 +160,7 @@ pools:
   - {{name: routed, addresses: {routed}, autoAssign: true, externalIPs: true}}
   - {{name: on-link, addresses: {on_link}, autoAssign: false}}
 health: {{protocol: {protocol}, interval: {interval}ms, timeout: {timeout}ms, healthyThreshold: 1, unhealthyThreshold: {unhealthy}}}
-admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}}
+admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"{page}}}
 protection: {{synCookies: "{syn_cookies}", deny: {{files: {deny_files:?}}}}}
 selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
 "#,

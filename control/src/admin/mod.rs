@@ -5,6 +5,7 @@
 
 mod server;
 mod socket;
+pub mod status_page;
 
 #[cfg(test)]
 mod tests;

@@ -187,7 +187,7 @@ async fn changed<T: Serialize>(
     change.await.map(|answer| ok(&answer))
 }
 
-fn packet(query: &str) -> Result<Packet, AdminError> {
+pub(super) fn packet(query: &str) -> Result<Packet, AdminError> {
     let parameter = |key: &str, accepted: &str| {
         query::value(query, key).ok_or_else(|| {
             AdminError::BadRequest(format!("no {key} in the request; accepted: {key}={accepted}"))
@@ -257,7 +257,7 @@ fn ok(value: &impl Serialize) -> HttpResponse {
     json(StatusCode::OK, value)
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> HttpResponse {
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> HttpResponse {
     let body = serde_json::to_vec(value).expect("answers have text keys and finite numbers");
     tidegate_http::with_type(status, "application/json", Bytes::from(body))
 }

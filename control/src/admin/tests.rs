@@ -15,7 +15,7 @@ use crate::views_testing;
 
 /// Stores the drained targets, and knows one backend.
 #[derive(Default)]
-struct Daemon {
+pub(super) struct Daemon {
     drained: Mutex<Vec<String>>,
 }
 

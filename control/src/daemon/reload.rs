@@ -47,9 +47,10 @@ fn sharing(config: &GatewayConfig) -> FlowSharingConfig {
 }
 
 /// The listeners that are opened only once.
-fn listeners(config: &GatewayConfig) -> (&Path, [Option<SocketAddr>; 2], &[IpNet]) {
+fn listeners(config: &GatewayConfig) -> (&Path, [Option<SocketAddr>; 3], &[IpNet]) {
     let admin = &config.admin;
-    (&admin.socket, [admin.listen, admin.healthz], &admin.healthz_networks)
+    let page = admin.page.as_ref().map(|page| page.listen);
+    (&admin.socket, [admin.listen, admin.healthz, page], &admin.healthz_networks)
 }
 
 #[cfg(test)]
@@ -91,8 +92,9 @@ mod tests {
     }
 
     /// Everything else in `admin` is opened at the start, and the other keys of `flowSharing` need a new socket.
-    const RELOADED: [&str; 5] = [
+    const RELOADED: [&str; 6] = [
         "admin.metricsPerBackend",
+        "admin.page.tokenFile",
         "flowSharing.key.value",
         "flowSharing.key.file",
         "flowSharing.acceptKey.value",

@@ -23,9 +23,10 @@ use super::operator::Operator;
 use super::snat_exchange::SnatLinks;
 use super::state::State;
 use super::task_watchdog::Vital;
-use crate::admin::Server;
+use crate::admin::{Server, status_page};
 use crate::assemble;
-use crate::telemetry::{self, Listener};
+use crate::listener::Listener;
+use crate::telemetry;
 
 /// The maximum wait for the disk at shutdown.
 const SAVE_MAX: Duration = Duration::from_millis(1500);
@@ -211,6 +212,7 @@ pub(super) struct Listeners {
     admin: Server,
     probes: Option<Probes>,
     metrics: Option<Listener>,
+    page: Option<Listener>,
 }
 
 impl Listeners {
@@ -222,6 +224,9 @@ impl Listeners {
         }
         if let Some(metrics) = &self.metrics {
             vital.task("the listener of admin.listen", metrics.task());
+        }
+        if let Some(page) = &self.page {
+            vital.task("the listener of admin.page.listen", page.task());
         }
     }
 }
@@ -244,7 +249,8 @@ pub(super) async fn listeners(
         flow_entries: u64::from(config.dataplane.flow_entries_per_core),
         watches: Arc::default(),
     };
-    let server = Server::start(&admin.socket, Arc::new(operator))
+    let operator = Arc::new(operator);
+    let server = Server::start(&admin.socket, Arc::clone(&operator))
         .with_context(|| format!("admin.socket: cannot listen on {}", admin.socket.display()))?;
     let probes = match admin.healthz {
         None => None,
@@ -263,7 +269,15 @@ pub(super) async fn listeners(
             Some(started.with_context(|| format!("admin.listen: cannot listen on {address}"))?)
         }
     };
-    Ok(Listeners { admin: server, probes, metrics })
+    let page = match &admin.page {
+        None => None,
+        Some(page) => {
+            let state = Arc::clone(state);
+            let started = status_page::serve(page.listen, move || state.page_token(), operator).await;
+            Some(started.with_context(|| format!("admin.page.listen: cannot listen on {}", page.listen))?)
+        }
+    };
+    Ok(Listeners { admin: server, probes, metrics, page })
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::{Dataplane, Stats};
 use tidegate_health::CheckCounts;
 use tidegate_health::health_check_node_port::HealthReport;
-use tidegate_model::config::GatewayConfig;
+use tidegate_model::config::{GatewayConfig, PageToken};
 use tidegate_model::time::whole_seconds;
 use tidegate_sharing::{Keys, Snat};
 use tidegate_source::SourceState;
@@ -77,6 +77,8 @@ pub(super) struct Loop {
 struct Configured {
     /// `admin.metricsPerBackend`.
     metrics_per_backend: AtomicBool,
+    /// The token of `admin.page`.
+    page_token: RwLock<Option<PageToken>>,
     /// The keys of `flowSharing`.
     sharing_keys: watch::Sender<Option<Keys>>,
 }
@@ -134,6 +136,7 @@ impl State {
             rounds: Rounds::default(),
             configured: Configured {
                 metrics_per_backend: AtomicBool::new(true),
+                page_token: RwLock::default(),
                 sharing_keys: watch::Sender::new(None),
             },
             on_disk: OnDisk::default(),
@@ -377,6 +380,8 @@ impl State {
     /// Sets the part of the configuration that is used here.
     pub(super) fn configure(&self, config: &GatewayConfig) {
         self.configured.metrics_per_backend.store(config.admin.metrics_per_backend, Ordering::Relaxed);
+        let token = config.admin.page.as_ref().and_then(|page| page.token.clone());
+        *self.configured.page_token.write().unwrap_or_else(PoisonError::into_inner) = token;
         self.drain.configure(&config.drain);
         self.configured.sharing_keys.send_replace(flow_sharing::keys(&config.flow_sharing));
     }
@@ -384,6 +389,11 @@ impl State {
     /// Whether `/metrics` has series for each backend.
     pub(super) fn shows_backends(&self) -> bool {
         self.configured.metrics_per_backend.load(Ordering::Relaxed)
+    }
+
+    /// The token of the status page.
+    pub(super) fn page_token(&self) -> Option<PageToken> {
+        self.configured.page_token.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The results of health checks.

@@ -30,7 +30,7 @@ pub use sample::{
     AnnounceSample, BuildSample, CheckSample, DataplaneSample, FlowSharingSample, GatewaySample, Generations,
     Layer2Counts, LogSample, PublicationSample, RoundSample, Sample,
 };
-pub use serve::{Listener, serve};
+pub use serve::serve;
 pub use timings::Timings;
 
 use exposition::Exposition;

@@ -17,37 +17,9 @@ use hyper::body::Incoming;
 use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, HeaderValue, VARY};
 use hyper::{HeaderMap, Method, Request, StatusCode};
 use tidegate_http::{HttpResponse, Limits};
-use tokio::net::TcpListener;
-use tokio::task::{AbortHandle, JoinHandle};
 
 use super::exposition;
-
-/// A running listener. Dropping it ends it and all of its connections.
-#[derive(Debug)]
-pub struct Listener {
-    address: SocketAddr,
-    task: JoinHandle<()>,
-}
-
-impl Listener {
-    /// The bound address, with the actual port if port 0 was requested.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// The server task, to check whether it has ended.
-    #[must_use]
-    pub fn task(&self) -> AbortHandle {
-        self.task.abort_handle()
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
+use crate::listener::Listener;
 
 /// Listens, and answers `GET /metrics` with the result of `render`. Needs a tokio runtime with I/O and time; `render`
 /// may block.
@@ -58,13 +30,8 @@ pub async fn serve(
     listen: SocketAddr,
     render: impl Fn() -> String + Send + Sync + 'static,
 ) -> io::Result<Listener> {
-    let listener = TcpListener::bind(listen).await?;
-    let address = listener.local_addr()?;
     let render = Arc::new(render);
-    let task = tokio::spawn(tidegate_http::serve(listener, Limits::SCRAPES, move |request| {
-        answer(request, render.clone())
-    }));
-    Ok(Listener { address, task })
+    Listener::start(listen, Limits::SCRAPES, move |request| answer(request, render.clone())).await
 }
 
 async fn answer<R: Fn() -> String + Send + Sync + 'static>(

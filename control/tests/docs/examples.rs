@@ -37,10 +37,11 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
 ";
 
 /// The files that examples name: the name in the directory of the test, and the contents.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 5] = [
     ("bgp-password", "a-long-secret\n"),
     ("sharing-key", "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\n"),
     ("selection-key", "00112233445566778899aabbccddeeff\n"),
+    ("page-token", "00112233445566778899aabbccddeeff\n"),
     ("deny.txt", "198.51.100.0/24\n"),
 ];
 

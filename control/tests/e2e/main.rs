@@ -45,6 +45,7 @@ mod rolling;
 mod sctp;
 mod self_check;
 mod source_ranges;
+mod status_page;
 mod tenancy;
 mod toa;
 mod trace;

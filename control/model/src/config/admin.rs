@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 
+use super::files::Files;
+use super::listen::{address, clash};
+use super::page::{self, PageConfig};
 use super::section::section;
 use crate::yaml::{Field, Fields};
 
@@ -24,18 +27,21 @@ pub struct AdminConfig {
     /// `metricsPerBackend`: whether there are series for each backend of each service port. With many backends, they
     /// make up most of the output. Default true.
     pub metrics_per_backend: bool,
+    /// `page`: the status page for browsers; absent by default.
+    pub page: Option<PageConfig>,
 }
 
 /// The maximum length of a Unix socket's path: `sun_path` in unix(7) without its terminating zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
+pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AdminConfig {
     let mut config = AdminConfig {
         socket: PathBuf::from("/run/tidegate/tidegate.sock"),
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 9469))),
         healthz: Some(SocketAddr::from(([0, 0, 0, 0], 10356))),
         healthz_networks: Vec::new(),
         metrics_per_backend: true,
+        page: None,
     };
     section(parent, "admin", |fields| {
         let fits = |t: &str| (1..=SOCKET_PATH_BYTES_MAX).contains(&t.len()) && !t.contains('\0');
@@ -69,26 +75,9 @@ pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
                 (None, None) => {}
             }
         }
+        let taken = [("admin.listen", config.listen), ("admin.healthz", config.healthz)];
+        config.page = page::decode(fields, files, taken);
         Some(())
     });
     config
-}
-
-fn address(field: &Field<'_>) -> Option<Option<SocketAddr>> {
-    let read = |t: &str| {
-        if t.is_empty() {
-            return Some(None);
-        }
-        t.parse().ok().filter(|a: &SocketAddr| a.port() != 0).map(Some)
-    };
-    field.parsed(read, "an address and port such as 127.0.0.1:9469 or [::]:9469, or \"\" for none")
-}
-
-/// Whether two listeners cannot both be bound.
-fn clash(a: SocketAddr, b: SocketAddr) -> bool {
-    let same_address = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
-    // A socket at [::] accepts IPv4 connections, too.
-    let serves_both = |one: SocketAddr| one.is_ipv6() && one.ip().is_unspecified();
-    let same_family = a.is_ipv4() == b.is_ipv4() || serves_both(a) || serves_both(b);
-    a.port() == b.port() && same_family && same_address
 }

@@ -405,6 +405,10 @@ pub const KEYS: &[Key] = &[
          closed. If the list is empty, it answers every host."),
     key("admin.metricsPerBackend", "boolean", Value("true"), "false", Reload,
         "Export series for each backend of each service port. Disable this if there are too many series for your scraper."),
+    key("admin.page.listen", "address and port, or `\"\"` for none", Value("\"\""), "\"127.0.0.1:9470\"", Restart,
+        "The address of the read-only status page for browsers ([status-page.md](status-page.md)). An address other than a loopback address needs a token."),
+    of_file("admin.page.tokenFile", "path, relative to this file",
+        "A file with the token that a browser must present, of 16 to 256 letters, digits, `-` and `_`. It is read again with the configuration."),
 
     Key { path: "flowSharing.mode", kind: "`none`, `in-flux` or `nat`", default: Value("none"), example: None, change: Restart,
         meaning: "Which flows this gateway sends to other gateways, so that they continue there \

@@ -22,6 +22,8 @@ mod gateway;
 mod health;
 pub mod keys;
 mod layer2;
+mod listen;
+mod page;
 mod passive_health;
 mod pools;
 mod protection;
@@ -47,6 +49,7 @@ pub use health::{
     HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
 };
 pub use layer2::{Layer2Config, Layer2Mode, LeaseConfig, VrrpConfig};
+pub use page::{PageConfig, PageToken};
 pub use passive_health::{PASSIVE_HEALTH_ACCEPTED, passive_health};
 pub use pools::pool;
 pub use protection::{ProtectionConfig, SYN_COOKIES_ACCEPTED, syn_cookies};
@@ -269,7 +272,7 @@ fn decode(
         health: health::decode(&fields),
         announce: announce::decode(&fields, files),
         drain: drain::decode(&fields),
-        admin: admin::decode(&fields),
+        admin: admin::decode(&fields, files),
         self_check: self_check::decode(&fields),
         flow_sharing: flow_sharing::decode(&fields, files),
         origin: sheet.origin(root),
