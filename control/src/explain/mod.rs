@@ -369,10 +369,8 @@ fn deliver(
 ) -> Result<(), (PacketVerdict, &'static str)> {
     let neighbors = about.neighbors;
     draft.step("mode", text::mode(snapshot, service, backend, packet));
-    let may_get_cookie =
-        !service.mode.is_dsr() && service.protocol == Protocol::Tcp && about.known_flow.is_none();
-    if may_get_cookie
-        && let Some(step) = text::syn_cookie(service.syn_cookies.unwrap_or(snapshot.policy().syn_cookies))
+    if about.known_flow.is_none()
+        && let Some(step) = text::syn_cookie(service.syn_cookies)
     {
         draft.step("syn cookie", step);
     }

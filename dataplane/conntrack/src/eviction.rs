@@ -194,7 +194,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     #[inline(always)]
     pub(super) fn allocate(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Position> {
         let within_bound = self.live < self.bound;
-        if within_bound && let Some(position) = self.free_in_either(Self::homes(hash, self.buckets), None) {
+        if within_bound && let Some(position) = self.free_in_either(Self::homes(hash, self.buckets)) {
             return Some(position);
         }
         self.allocate_by_eviction(flow, hash, within_bound, now)
@@ -219,22 +219,21 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         entry
     }
 
-    /// Two free positions for the entries of a new flow with these hashes, if nothing has to be evicted: the table is
-    /// below its bound, and each entry has a free position in one of its hash buckets. [`Self::allocate`] would return
-    /// these two.
-    pub(super) fn free_for_pair(&self, hash: FlowHash, reply_hash: FlowHash) -> Option<[Position; 2]> {
-        if self.live + 1 >= self.bound {
-            return None;
+    /// Returns a free position for an entry with this hash. Evicts only expired flows. Below the bound,
+    /// [`Self::allocate`] would return the same.
+    #[inline]
+    pub(super) fn free_position(&mut self, hash: FlowHash, now: Now) -> Option<Position> {
+        let homes = Self::homes(hash, self.buckets);
+        // Not `or_else`: the compiler wouldn't inline its closure.
+        match self.free_in_either(homes) {
+            Some(position) => Some(position),
+            None => self.free_by_expiry(homes, now),
         }
-        let position = self.free_in_either(Self::homes(hash, self.buckets), None)?;
-        Some([position, self.free_in_either(Self::homes(reply_hash, self.buckets), Some(position))?])
     }
 
-    /// Returns a free position for an entry with this hash. Evicts only expired flows.
-    pub(super) fn free_position(&mut self, hash: FlowHash, now: Now) -> Option<Position> {
-        let homes = [self.primary(hash), self.secondary(hash)];
-        let entry = self.free_in_either(homes, None).or_else(|| self.expired_in(homes[0], now));
-        let entry = entry.or_else(|| self.expired_in(homes[1], now));
+    #[inline(never)]
+    fn free_by_expiry(&mut self, homes: [u32; 2], now: Now) -> Option<Position> {
+        let entry = self.expired_in(homes[0], now).or_else(|| self.expired_in(homes[1], now));
         entry.or_else(|| self.free_by_moving(homes, now))
     }
 
@@ -260,7 +259,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
                     return Some(position);
                 }
             }
-            if let Some(position) = self.free_in_either(homes, None) {
+            if let Some(position) = self.free_in_either(homes) {
                 return Some(position);
             }
         }
@@ -315,8 +314,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     #[inline(always)]
-    fn free_in_either(&self, homes: [u32; 2], taken: Option<Position>) -> Option<Position> {
-        self.free_in(homes[0], taken).or_else(|| self.free_in(homes[1], taken))
+    fn free_in_either(&self, homes: [u32; 2]) -> Option<Position> {
+        self.free_in(homes[0]).or_else(|| self.free_in(homes[1]))
     }
 
     /// Removes an expired flow, and returns its position.
@@ -329,7 +328,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     fn free_or_expired_in(&mut self, bucket: u32, now: Now) -> Option<Position> {
-        self.free_in(bucket, None).or_else(|| self.expired_in(bucket, now))
+        self.free_in(bucket).or_else(|| self.expired_in(bucket, now))
     }
 
     /// The other hash bucket of an entry.

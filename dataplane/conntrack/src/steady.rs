@@ -69,6 +69,9 @@ pub trait SteadyTables<const A: usize> {
     /// Whether a key has a DSR entry in this hash bucket, in any state.
     fn has_dsr_entry(&self, key: &SteadyKey<A>, hash: u64, bucket: Bucket) -> bool;
 
+    /// Whether a key has a NAT entry in this hash bucket, in any state.
+    fn has_nat_entry(&self, key: &SteadyKey<A>, hash: u64, bucket: Bucket) -> bool;
+
     /// Creates a DSR flow. A look-up has found its key in neither hash bucket.
     ///
     /// # Errors
@@ -82,7 +85,7 @@ pub trait SteadyTables<const A: usize> {
     fn prefetch_nat(&self, hash: u64, bucket: Bucket);
 
     /// Creates a NAT flow whose replies have the key `reply`. A look-up has found the client's key in neither hash
-    /// bucket. Returns false, and changes nothing, if another flow has the reply key or would have to be evicted.
+    /// bucket. Returns false, and changes no flow, if another flow has the reply key or would have to be evicted.
     fn create_nat(&mut self, flow: &NewFlow<SteadyKey<A>>, reply: &SteadyKey<A>, reply_hash: u64) -> bool;
 
     /// The backend of an established flow with recent packets, if its entry is in this hash bucket. Records a plain
@@ -128,6 +131,11 @@ macro_rules! tables {
             #[inline(always)]
             fn has_dsr_entry(&self, key: &SteadyKey<$words>, hash: u64, bucket: Bucket) -> bool {
                 self.dsr.$table.find_in(bucket!(self.dsr.$table, hash, bucket), &key.0).is_some()
+            }
+
+            #[inline(always)]
+            fn has_nat_entry(&self, key: &SteadyKey<$words>, hash: u64, bucket: Bucket) -> bool {
+                self.nat.$table.find_in(bucket!(self.nat.$table, hash, bucket), &key.0).is_some()
             }
 
             #[inline(always)]

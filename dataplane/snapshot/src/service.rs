@@ -64,11 +64,11 @@ pub struct Service {
     pub proxy_protocol: Option<ProxyVersion>,
     /// The TLVs of that header.
     pub proxy_tlvs: ProxyTlvs,
-    /// When its new connections are answered with SYN cookies; `None` for the gateway's default
-    /// ([`Policy::syn_cookies`](tidegate_spec::Policy::syn_cookies)).
-    pub syn_cookies: Option<SynCookies>,
-    /// Whether its packets are only translated: no limit of bandwidth or segment sizes, and no header for its backends.
-    pub is_plain: bool,
+    /// When its new connections are answered with SYN cookies: the choice of the Service or of the gateway. `Off` where
+    /// they have no effect.
+    pub syn_cookies: SynCookies,
+    /// Which of its packets may take the fast path.
+    pub fast_path: FastPath,
     /// Whether new flows avoid backends that refuse or ignore them: [`ServiceInfo::passive_health`] has the rules.
     pub passive: bool,
     /// The data by which the backend of a new flow is chosen.
@@ -76,6 +76,17 @@ pub struct Service {
 }
 
 const _: () = assert!(size_of::<Service>() == 64);
+
+/// Which packets of a service the fast path of the pipeline may send. Its other packets take the stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FastPath {
+    /// None.
+    Off,
+    /// Packets that neither start nor end a connection.
+    Known,
+    /// Also first packets of flows: only the hash, the client's address and SYN cookies under flood have a say.
+    New,
+}
 
 /// The input of the hash that chooses a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -365,8 +376,8 @@ fn vacant_service(index: usize) -> Service {
         dscp: 0,
         proxy_protocol: None,
         proxy_tlvs: ProxyTlvs::NONE,
-        syn_cookies: None,
-        is_plain: true,
+        syn_cookies: SynCookies::Off,
+        fast_path: FastPath::Off,
         passive: false,
         selector: Selector::default(),
     }

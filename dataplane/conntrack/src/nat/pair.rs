@@ -133,17 +133,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.write(position, &flow);
         self.forget_streams(position);
         let Some(position) = self.allocate(&key, reply_hash, now) else {
-            // The second insertion may have moved the first entry.
-            let position = self.find(&key, hash).expect("the entry just written is not evicted");
-            self.clear(position);
+            self.clear_moved(&key, hash);
             return Err(InsertError::Full);
         };
         self.write(position, &reply);
         Ok(())
     }
 
-    /// Creates a flow that a look-up has not found. Returns false, and changes nothing, if another flow has its reply
-    /// key or a flow would have to be evicted.
+    /// Creates a flow that a look-up has not found. Returns false, and changes no flow, if another flow has its reply
+    /// key or a flow that has not expired would have to be evicted.
     #[inline(always)]
     pub(crate) fn create_pair(
         &mut self,
@@ -152,15 +150,18 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         reply_hash: FlowHash,
     ) -> bool {
         debug_assert!(self.find(&flow.key, flow.hash).is_none(), "no key is in the table twice");
-        if self.find(reply, reply_hash).is_some() {
+        if self.live + 1 >= self.bound || self.find(reply, reply_hash).is_some() {
             return false;
         }
-        let Some([position, reply_position]) = self.free_for_pair(flow.hash, reply_hash) else {
-            return false;
-        };
+        let &NewFlow { key, hash, now, .. } = flow;
+        let Some(position) = self.free_position(hash, now) else { return false };
         let [flow, reply] = entries(flow, reply);
         self.write(position, &flow);
         self.forget_streams(position);
+        let Some(reply_position) = self.free_position(reply_hash, now) else {
+            self.clear_moved(&key, hash);
+            return false;
+        };
         self.write(reply_position, &reply);
         true
     }

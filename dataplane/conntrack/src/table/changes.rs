@@ -12,10 +12,10 @@ use tidegate_spec::now::Now;
 use super::{ADDR, Entry, OWNER, Position, SEEN, STATE_MASK, STATE_SHIFT, TAG, Table, VALUE};
 use crate::eviction_reason::EvictionReason;
 use crate::flow_state::SideState;
-use crate::key::REPLY_BIT;
+use crate::key::{FlowHash, PackedKey, REPLY_BIT};
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write(&mut self, position: Position, new: &Entry<A>) {
         debug_assert!(self.is_empty(position), "an entry is written to a free position");
         self.live += 1;
@@ -139,6 +139,14 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if Self::is_affinity_key(&key) {
             self.counts.change_affinities(key.owner, false);
         }
+    }
+
+    /// Removes the entry of a flow without its peer, which the search for a position of the peer may have moved.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn clear_moved(&mut self, key: &PackedKey<A>, hash: FlowHash) {
+        let position = self.find(key, hash).expect("an entry that was just written is not evicted");
+        self.clear(position);
     }
 
     /// Zeroes an entry, its state first.

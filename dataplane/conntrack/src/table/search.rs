@@ -93,17 +93,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         (hits != 0).then(|| Position(start + hits.trailing_zeros() as usize * W))
     }
 
-    /// The first free position of a hash bucket, other than `taken`.
+    /// The first free position of a hash bucket.
     #[inline(always)]
-    pub(crate) fn free_in(&self, bucket: u32, taken: Option<Position>) -> Option<Position> {
+    pub(crate) fn free_in(&self, bucket: u32) -> Option<Position> {
         let start = self.start(bucket);
         let words: &[u32; B] = self.words[start..].first_chunk().expect("hash buckets are within the table");
-        let taken = taken.map_or(usize::MAX, |position| position.0);
         // All positions are examined without branches, because which one is free is hard to predict.
         let mut free = 0_u32;
         for n in 0..K {
-            let is_empty = words[n * W + TAG] & STATE_MASK == 0;
-            free |= u32::from(is_empty & (start + n * W != taken)) << n;
+            free |= u32::from(words[n * W + TAG] & STATE_MASK == 0) << n;
         }
         (free != 0).then(|| Position(start + free.trailing_zeros() as usize * W))
     }

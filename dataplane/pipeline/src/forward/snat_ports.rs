@@ -145,17 +145,31 @@ impl SnatPorts {
         // With RSS, on average one in `workers` ports returns to this worker. Four times as many ports include such a
         // port in 98 % of the cases.
         (0..4 * u32::from(self.workers)).find_map(|_| {
-            let position = RingPosition { cursor: pair.cursor, index: self.cursors[pair.cursor] };
+            let position = self.position(pair);
             self.resume_after(position);
             let port = self.port_at(position.index);
             self.reaches_this_worker(pair, port).then_some((port, position))
         })
     }
 
+    /// The position that the next search of a pair examines first.
+    #[inline]
+    #[must_use]
+    pub fn position(&self, pair: &Pair) -> RingPosition {
+        RingPosition { cursor: pair.cursor, index: self.cursors[pair.cursor] }
+    }
+
+    /// Sets the rotation of the pair to this position.
+    pub fn resume_at(&mut self, position: RingPosition) {
+        self.cursors[position.cursor] = position.index;
+    }
+
     /// Sets the rotation of the pair to the port after this one.
+    #[inline]
     pub fn resume_after(&mut self, position: RingPosition) {
-        // The position is below 64,512.
-        self.cursors[position.cursor] = ((u32::from(position.index) + 1) % self.count) as u16;
+        // The index is below the count, which is at most 64,512.
+        let next = position.index + 1;
+        self.cursors[position.cursor] = if u32::from(next) == self.count { 0 } else { next };
     }
 
     /// Whether a reply to this port reaches this worker, directly or by hand-over.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use tidegate_snapshot::counters::Tallies;
 use tidegate_spec::ids::ServiceId;
-use tidegate_spec::limits::{COOKIES_FROM, COOKIES_MIN_MS, COOKIES_SERVICES_MAX, COOKIES_TABLE_SHARE};
+use tidegate_spec::limits::{BURST, COOKIES_FROM, COOKIES_MIN_MS, COOKIES_SERVICES_MAX, COOKIES_TABLE_SHARE};
 use tidegate_spec::now::Now;
 use tidegate_structures::selection_key::SelectionKey;
 
@@ -60,6 +60,14 @@ impl Cookies {
             self.flooded.swap_remove(at);
         }
         !over
+    }
+
+    /// Whether a service with this number of opening entries is under flood, or may be before the end of a burst.
+    #[inline]
+    pub(super) fn is_near_flood(&self, service: ServiceId, opening: u32) -> bool {
+        // A flow has two entries.
+        let end_of_burst = opening.saturating_add(2 * BURST as u32);
+        end_of_burst >= self.from || self.flooded.iter().any(|(id, _)| *id == service)
     }
 
     /// Reports the services under flood.

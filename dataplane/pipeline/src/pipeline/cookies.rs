@@ -55,7 +55,7 @@ impl Pipeline {
         for at in (0..self.cookies.flooded.len()).rev() {
             let id = self.cookies.flooded[at].0;
             match snapshot.service_by_id(id) {
-                Some(service) if chosen(snapshot, service) == SynCookies::Auto => {
+                Some(service) if service.syn_cookies == SynCookies::Auto => {
                     let opening = self.flows.nat.opening_of(id, service.vip.family());
                     self.cookies.is_under_flood(id, opening, now);
                 }
@@ -68,15 +68,8 @@ impl Pipeline {
 
     /// Whether the SYN of an unknown flow is answered with a cookie.
     #[inline]
-    pub(super) fn needs_cookie(
-        &mut self,
-        snapshot: &Snapshot,
-        service: &Service,
-        h: &Headers,
-        now: Now,
-    ) -> bool {
-        match chosen(snapshot, service) {
-            _ if service.mode.is_dsr() || h.proto != proto::TCP => false,
+    pub(super) fn needs_cookie(&mut self, service: &Service, now: Now) -> bool {
+        match service.syn_cookies {
             SynCookies::Off => false,
             SynCookies::Always => true,
             SynCookies::Auto => {
@@ -287,12 +280,6 @@ impl Pipeline {
         let hash = self.flows.hash(&key);
         Some((self.flows.nat.splice(&key, hash)?, hash))
     }
-}
-
-/// The setting for SYN cookies that applies to a service.
-#[inline]
-fn chosen(snapshot: &Snapshot, service: &Service) -> SynCookies {
-    service.syn_cookies.unwrap_or(snapshot.policy().syn_cookies)
 }
 
 /// Replaces a client's segment by the client's SYN, and sends that to the backend.

@@ -5,7 +5,7 @@
 use tidegate_conntrack::flow_copies::{Copied, FlowCopy, FlowUse};
 use tidegate_conntrack::{FlowHash, FlowKey, Packet};
 use tidegate_snapshot::Snapshot;
-use tidegate_snapshot::service::Service;
+use tidegate_snapshot::service::{FastPath, Service};
 use tidegate_spec::BackendState;
 use tidegate_spec::ids::{BackendId, WorkerIndex};
 use tidegate_spec::now::Now;
@@ -69,7 +69,8 @@ impl Pipeline {
             let (at, service) = (burst.frame_of(packet), destination.service().id);
             burst.out.notes[at] =
                 Note { service: Some(service), backend: Some(backend), flow: FlowNote::Known };
-            self.send_by_copy(burst, packet, &destination);
+            // Only plain packets are sent by copies, so the limit of segment sizes doesn't apply.
+            self.translate_and_send(burst, packet, &destination, 0);
             if used.must_report {
                 // There is at most one entry for each packet, so the list has capacity.
                 let _ =
@@ -154,9 +155,9 @@ impl Pipeline {
     }
 }
 
-/// Whether the flows of a service are copied, because their packets need only translation.
+/// Whether the flows of a service are copied, because their plain packets need only translation.
 pub(super) fn is_copied(service: &Service) -> bool {
-    service.is_plain && service.mode.changes_addresses()
+    service.fast_path != FastPath::Off && service.mode.changes_addresses()
 }
 
 /// Where a copy sends a packet with this key, and the backend of its flow; `None` if the owner must decide.

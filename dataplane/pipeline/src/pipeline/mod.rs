@@ -1,5 +1,5 @@
-//! [`Pipeline::process`] runs a burst through these stages. Before them, plain packets of established flows take the
-//! [`fast_path`]; the stages process the other frames of the burst.
+//! [`Pipeline::process`] runs a burst through these stages. Before them, plain packets of established flows and simple
+//! first packets take the [`fast_path`]; the stages process the other frames of the burst.
 //!
 //! 1. `check` the headers of every frame, answer ARP, prefetch the service of each packet;
 //! 2. `classify` packets to a service and packets that may come from a backend; all others get their verdict here
@@ -131,7 +131,7 @@ impl Pipeline {
         let Some(interface) = view.snapshot.interface(arrival.interface()) else { return };
         let mut rest = u32::MAX.checked_shr((BURST - frames.len()) as u32).unwrap_or(0);
         if matches!(arrival, Arrival::Wire(_)) && interface.vlan.is_none() && self.tries_fast_path() {
-            out.fast = self.fast_path(view, now, interface, frames, out);
+            out.fast = self.fast_path(view, now, (arrival.interface(), interface), frames, out);
             self.note_fast_path(out.fast, frames.len());
             rest &= !out.fast;
             if rest == 0 {

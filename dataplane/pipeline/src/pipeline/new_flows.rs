@@ -80,7 +80,7 @@ impl Pipeline {
         if h.ttl <= 1 && has_backends {
             return Err(Refusal::TtlExceeded);
         }
-        if found.is_none() && has_backends && self.needs_cookie(snapshot, service, &h, now) {
+        if found.is_none() && has_backends && self.needs_cookie(service, now) {
             return Err(Refusal::SynCookie);
         }
         self.insert_flow(burst, request, &h)

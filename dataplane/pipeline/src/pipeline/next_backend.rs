@@ -3,7 +3,7 @@
 //! The next backend is the one that the flow would get if the backends that it has tried or that are set aside didn't
 //! exist. So it's nearly always the backend that the flow gets once health checks have removed those.
 
-use tidegate_conntrack::{FlowHash, FlowKey, Packet, StoredSyn, Tried};
+use tidegate_conntrack::{FlowHash, FlowKey, Packet, Tried};
 use tidegate_select::selector::Selector;
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::backend::Backend;
@@ -14,9 +14,10 @@ use tidegate_spec::now::Now;
 use tidegate_spec::{BackendState, PassiveHealth};
 use tidegate_structures::hash::mix;
 use tidegate_wire::Addr;
-use tidegate_wire::tcp::{flags, segment};
+use tidegate_wire::tcp::flags;
 
-use super::burst::Burst;
+use super::burst::{Burst, Packet as CheckedPacket};
+use super::passive::ReceivedSyn;
 use super::request::Request;
 use super::state::Pipeline;
 use crate::frame::Frame;
@@ -33,23 +34,10 @@ impl Pipeline {
         is_known: bool,
         backend: &Backend,
     ) {
-        let packet = &burst.packets[packet];
-        // The segment that returns a SYN cookie isn't a SYN.
-        if packet.headers.tcp_flags & flags::SYN == 0 {
-            return;
-        }
-        let frame = burst.frames[usize::from(packet.frame)].bytes();
-        // Don't store a SYN with data, which the answer would acknowledge too, or a SYN from a link-local client,
-        // because answers to it depend on its station.
-        let Some(syn) = segment(frame, &packet.headers).filter(|syn| syn.len == 1) else { return };
-        if !packet.headers.src.is_link_local() {
-            let bytes = frame.get(..usize::from(packet.headers.ip_end)).unwrap_or(frame);
-            let syns = &mut self.passive.syns;
-            if !is_known || !syns.sent_again(flow, hash, syn.seq, backend.id) {
-                let syn = StoredSyn::new(*flow, syn.seq, burst.arrival.interface(), backend.id);
-                syns.keep(hash, syn, bytes);
-            }
-        }
+        let CheckedPacket { headers, frame, .. } = &burst.packets[packet];
+        let frame = burst.frames[usize::from(*frame)].bytes();
+        let syn = ReceivedSyn { frame, headers, interface: burst.arrival.interface(), flow, hash };
+        self.passive.store_syn(&syn, is_known, backend.id);
     }
 
     /// The backend of a new flow: the usual one, unless it has failed.

@@ -14,14 +14,15 @@
 //!
 //! Invariant: a SYN of a client causes at most `1 + RETRIES_MAX` SYNs to backends.
 
-use tidegate_conntrack::{Packet, StoredSyns};
+use tidegate_conntrack::{FlowHash, FlowKey, Packet, StoredSyn, StoredSyns};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::counters::Tallies;
 use tidegate_spec::BackendState;
-use tidegate_spec::ids::BackendId;
+use tidegate_spec::ids::{BackendId, InterfaceIndex};
 use tidegate_spec::limits::FAILING_BACKENDS_MAX;
 use tidegate_spec::now::Now;
-use tidegate_wire::tcp::flags;
+use tidegate_wire::Headers;
+use tidegate_wire::tcp::{flags, segment};
 
 use crate::set_aside::SetAside;
 
@@ -45,6 +46,19 @@ impl Passive {
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.aside.is_empty() & self.next.is_none()
+    }
+
+    /// Stores the SYN that a flow sends to this backend, which is not its first one if the flow `is_known`.
+    pub(super) fn store_syn(&mut self, syn: &ReceivedSyn<'_>, is_known: bool, backend: BackendId) {
+        let &ReceivedSyn { frame, headers: h, interface, flow, hash } = syn;
+        // The segment that returns a SYN cookie isn't a SYN. Don't store a SYN with data, which the answer would
+        // acknowledge too, or a SYN from a link-local client, because answers to it depend on its station.
+        let may_store = h.tcp_flags & flags::SYN != 0 && !h.src.is_link_local();
+        let Some(segment) = segment(frame, h).filter(|segment| may_store && segment.len == 1) else { return };
+        if !is_known || !self.syns.sent_again(flow, hash, segment.seq, backend) {
+            let bytes = frame.get(..usize::from(h.ip_end)).unwrap_or(frame);
+            self.syns.keep(hash, StoredSyn::new(*flow, segment.seq, interface, backend), bytes);
+        }
     }
 
     /// Whether a new flow should not get this backend, which its client has by affinity.
@@ -85,6 +99,17 @@ impl Passive {
             }
         }
     }
+}
+
+/// A client's SYN and its flow.
+#[derive(Clone, Copy)]
+pub(super) struct ReceivedSyn<'a> {
+    pub(super) frame: &'a [u8],
+    pub(super) headers: &'a Headers,
+    /// The interface that received it.
+    pub(super) interface: InterfaceIndex,
+    pub(super) flow: &'a FlowKey,
+    pub(super) hash: FlowHash,
 }
 
 /// The meaning of a SYN for a known flow.

@@ -13,8 +13,8 @@ use tidegate_spec::limits::{OPENING_IDLE_MIN_MS, SNAT_PORT_BATCH, SNAT_PORT_MIN,
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::Refusal;
 use tidegate_structures::hash::{key_hash, scale};
-use tidegate_wire::Headers;
 use tidegate_wire::rewrite::Endpoint;
+use tidegate_wire::{Addr, Headers};
 
 use super::owners::owner_of_client;
 use super::request::Request;
@@ -36,9 +36,7 @@ impl Pipeline {
         now: Now,
     ) -> Result<Endpoint, Refusal> {
         let addresses = snapshot.snat_addresses(h.family);
-        let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-        // The hash is keyed, so clients can't choose the address.
-        let first = scale(request.flow_hash.bits(), count) as usize;
+        let first = first_address(addresses, request.flow_hash);
         // If there are more addresses than batches, each flow examines some of them, starting at a different one.
         let examined = addresses.len().min(SNAT_PORT_PROBES / SNAT_PORT_BATCH);
         let mut best = (ReplyKey::Taken, None);
@@ -169,6 +167,12 @@ impl Pipeline {
             InsertError::Share => Refusal::ServiceFlowShare,
         })
     }
+}
+
+/// The index of the SNAT address that a flow tries first. The hash is keyed, so clients can't choose the address.
+#[inline]
+pub(super) fn first_address(addresses: &[Addr], flow: FlowHash) -> usize {
+    scale(flow.bits(), u32::try_from(addresses.len()).unwrap_or(u32::MAX)) as usize
 }
 
 /// Whether the reply key `found` is better for a new flow than `than`. Among flows that are opening, answered or

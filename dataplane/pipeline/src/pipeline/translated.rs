@@ -25,34 +25,6 @@ impl Pipeline {
         packet: u8,
         destination: &Destination<'_>,
     ) {
-        // One branch for all optional features. Flows that began with a PROXY protocol header still need their stream
-        // adjusted after their service disables headers.
-        if !destination.service().is_plain | self.flows.nat.has_streams() {
-            return self.send_translated_with_checks(burst, packet, destination);
-        }
-        self.translate_and_send(burst, packet, destination, 0);
-    }
-
-    /// Sends a packet of a flow that another worker owns, whose service needs only translation.
-    #[inline(never)]
-    pub(super) fn send_by_copy<F: Frame>(
-        &mut self,
-        burst: &mut Burst<'_, '_, F>,
-        packet: u8,
-        destination: &Destination<'_>,
-    ) {
-        self.translate_and_send(burst, packet, destination, 0);
-    }
-
-    /// Sends a translated packet with all optional features of a service.
-    #[cold]
-    #[inline(never)]
-    fn send_translated_with_checks<F: Frame>(
-        &mut self,
-        burst: &mut Burst<'_, '_, F>,
-        packet: u8,
-        destination: &Destination<'_>,
-    ) {
         let service = destination.service();
         let direction = match destination {
             Destination::Backend { .. } => Direction::Request,
@@ -61,7 +33,9 @@ impl Pipeline {
         if !self.within_bandwidth(burst, packet, service, direction) {
             return;
         }
-        if service.proxy_protocol.is_some() || self.flows.nat.has_streams() {
+        // Flows that began with a PROXY protocol header still need their stream adjusted after their service disables
+        // headers.
+        if service.proxy_protocol.is_some() | self.flows.nat.has_streams() {
             return self.send_proxied(burst, packet, destination);
         }
         self.translate_and_send(burst, packet, destination, service.mss_limit);
@@ -70,9 +44,9 @@ impl Pipeline {
         }
     }
 
-    /// Translates and sends a packet. `mss_limit` is a constant for most services.
-    #[inline(always)]
-    fn translate_and_send<F: Frame>(
+    /// Translates and sends a packet, and limits the segment size in a SYN unless `mss_limit` is 0.
+    #[inline(never)]
+    pub(super) fn translate_and_send<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         packet: u8,

@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use identity::Ids;
-use records::finish;
+use records::{Common, finish};
 use services::{Programmed, Sorted, at_most, sorted_services};
 use tidegate_spec::limits;
 use tidegate_spec::{CompileError, Problem, ServiceKey, SnapshotSpec};
@@ -170,6 +170,7 @@ fn assemble(
     mut problems: Problems,
 ) -> Snapshot {
     let tables = previous.map(|snapshot| snapshot.reusable.tables.clone()).unwrap_or_default();
+    let common = Common { tables: &tables, network: &spec.network };
     let mut sets = Sets::default();
     let mut admission = previous.map_or(0, |snapshot| snapshot.admission);
     let mut services = Vec::with_capacity(programmed.len());
@@ -187,7 +188,7 @@ fn assemble(
             admission = spec.generation;
         }
         let ranges = (ranges.map_or(0, |at| at + 1), source_ranges);
-        let (hot, info, problem) = finish(service, id, named, ranges, &tables, &mut backends);
+        let (hot, info, problem) = finish(service, id, named, ranges, &common, &mut backends);
         problems.selection(sort_key(&service.spec.key), problem);
         services.push((hot, info));
     }

@@ -14,8 +14,9 @@ use tidegate_select::warm_up::{self, WarmUp};
 use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::limits;
 use tidegate_spec::{
-    BackendState, FlowTracking, FormerWeight, ForwardingMode, HashInput, LoadRule, PassiveHealth, Problem,
-    Protocol, Scheduler, ServiceSpec, WARM_UP_STEPS,
+    BackendState, ChoiceOptions, FlowTracking, FormerWeight, ForwardingMode, HashInput, LoadRule,
+    NetworkSpec, PassiveHealth, Problem, Protocol, Scheduler, ServiceKey, ServiceLimits, ServiceSpec,
+    SynCookies, WARM_UP_STEPS,
 };
 use tidegate_wire::Addr;
 use tidegate_wire::proxy_header::ProxyVersion;
@@ -23,9 +24,15 @@ use tidegate_wire::proxy_tlvs::ProxyTlvs;
 
 use super::services::{Programmed, Reachable};
 use crate::backend::{Backend, LastStage};
-use crate::service::{BackendInfo, ChoiceBasis, Entries, Service, ServiceInfo};
+use crate::service::{BackendInfo, ChoiceBasis, Entries, FastPath, Service, ServiceInfo};
 use crate::service_limits::LimitFlags;
 use crate::source_ranges::SourceRanges;
+
+/// What the records of all services depend on.
+pub(super) struct Common<'a> {
+    pub(super) tables: &'a Tables,
+    pub(super) network: &'a NetworkSpec,
+}
 
 /// The records of a service whose backends have ids: for packets and for display, and the problem of its selection, if
 /// any. Appends the records of its backends to `hot`. `ranges` is the position of its source ranges, counted from 1 (0
@@ -35,12 +42,12 @@ pub(super) fn finish(
     id: ServiceId,
     named: impl Iterator<Item = (BackendId, EndpointId)>,
     ranges: (u32, Option<Arc<SourceRanges>>),
-    tables: &Tables,
+    common: &Common<'_>,
     hot: &mut Vec<Backend>,
 ) -> (Service, ServiceInfo, Option<Problem>) {
     let infos = backends_of(service, id, named, hot);
-    let (selector, problem) = selector(service, &infos, tables);
-    let record = hot_service(service, id, ranges.0, selector);
+    let (selector, problem) = selector(service, &infos, common.tables);
+    let record = hot_service(service, id, ranges.0, selector, common.network);
     (record, info(service.spec, id, ranges.1, infos), problem)
 }
 
@@ -310,9 +317,13 @@ fn last_stage(spec: &ServiceSpec) -> LastStage {
     }
 }
 
-fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, selector: Selector) -> Service {
-    let (limits, mss_limit) = (&service.spec.limits, service.spec.mss_clamp.limit());
-    let proxy_protocol = proxy_protocol(service.spec);
+fn hot_service(
+    service: &Programmed<'_>,
+    id: ServiceId,
+    source_ranges: u32,
+    selector: Selector,
+    network: &NetworkSpec,
+) -> Service {
     Service {
         vip: service.vip,
         id,
@@ -323,9 +334,9 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
             Protocol::Sctp => service.spec.idle_timeout_sctp,
         }),
         source_ranges,
-        limited: LimitFlags::new(limits),
+        limited: LimitFlags::new(&service.spec.limits),
         port: service.spec.key.port,
-        mss_limit,
+        mss_limit: service.spec.mss_clamp.limit(),
         protocol: service.spec.key.protocol,
         mode: service.spec.mode,
         no_endpoints: service.spec.no_endpoints,
@@ -336,17 +347,72 @@ fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, sele
             _ => Entries::EachFlow,
         },
         dscp: if service.spec.mode == ForwardingMode::DsrDscp { service.spec.tunnel.dscp & 0x3f } else { 0 },
-        proxy_protocol,
+        proxy_protocol: proxy_protocol(service.spec),
         proxy_tlvs: proxy_tlvs(service.spec),
-        syn_cookies: service.spec.syn_cookies,
-        // INIT ACKs of SCTP get the further VIPs of the Service.
-        is_plain: limits.bandwidth.is_none()
-            && mss_limit == 0
-            && proxy_protocol.is_none()
-            && service.spec.key.protocol != Protocol::Sctp,
+        syn_cookies: syn_cookies(service.spec, network),
+        fast_path: fast_path(service.spec, network),
         passive: passive_health(service.spec).is_some(),
         selector,
     }
+}
+
+/// Which packets of a service may take the fast path. The pattern is complete: a new option doesn't compile until
+/// somebody decides whether the fast path (`pipeline/fast_path`) treats its packets like the stages. If it doesn't, the
+/// option must be named here, and the property test of the pipeline (`tests/fast_path`) must set it.
+fn fast_path(spec: &ServiceSpec, network: &NetworkSpec) -> FastPath {
+    let ServiceSpec {
+        key: ServiceKey { vip: _, protocol, port: _ },
+        mode,
+        scheduler,
+        affinity,
+        mss_clamp,
+        limits: ServiceLimits { connections, connection_rate, bandwidth },
+        proxy_protocol: _,
+        syn_cookies: _,
+        // New flows take the fast path only while no backend has failed.
+        passive_health: _,
+        // They are in the records, which both forms of the pipeline read: the encapsulation, the hash and the selector,
+        // which entries a flow has, its timeout, and the clients.
+        tunnel: _,
+        choice: ChoiceOptions { hash: _, warming: _ },
+        flow_tracking: _,
+        idle_timeout_tcp: _,
+        idle_timeout_udp: _,
+        idle_timeout_sctp: _,
+        source_ranges: _,
+        backends: _,
+        // It has an effect only if no backend takes new flows. Then the fast path creates none.
+        no_endpoints: _,
+        // They have an effect only with the PROXY protocol.
+        proxy_tlvs: _,
+        vpce_id: _,
+        // They have no effect on the packets of a flow.
+        namespace: _,
+        name: _,
+        port_name: _,
+        layer2: _,
+    } = spec;
+    let is_known_only_to_stages = bandwidth.is_some()
+        || proxy_protocol(spec).is_some()
+        || *mode == ForwardingMode::DsrDscp
+        || *protocol == Protocol::Sctp;
+    if is_known_only_to_stages {
+        return FastPath::Off;
+    }
+    let is_by_hash = match scheduler {
+        Scheduler::Rendezvous | Scheduler::SourceHash | Scheduler::DestinationHash => affinity.is_none(),
+        Scheduler::Maglev { .. } | Scheduler::WeightedRoundRobin | Scheduler::Loads(_) => false,
+    };
+    let is_limited = connections.is_some() || connection_rate.is_some() || network.source_rate.is_some();
+    let changes_syns = *protocol == Protocol::Tcp
+        && (mss_clamp.limit() > 0 || syn_cookies(spec, network) == SynCookies::Always);
+    if is_by_hash && !is_limited && !changes_syns { FastPath::New } else { FastPath::Known }
+}
+
+/// When new connections are answered with SYN cookies, where that has an effect.
+fn syn_cookies(spec: &ServiceSpec, network: &NetworkSpec) -> SynCookies {
+    let can = !spec.mode.is_dsr() && spec.key.protocol == Protocol::Tcp;
+    if can { spec.syn_cookies.unwrap_or(network.policy.syn_cookies) } else { SynCookies::Off }
 }
 
 fn info(

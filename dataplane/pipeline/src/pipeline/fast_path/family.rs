@@ -2,10 +2,17 @@
 
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::routes::NextHop;
+use tidegate_wire::Family as AddressFamily;
 use tidegate_wire::usual::addr;
 
 /// A next hop, and the first and last address that is reached through it.
 pub(super) type HopOf<N> = (NextHop, (N, N));
+
+/// The family whose addresses have `A` words.
+#[inline(always)]
+pub(super) const fn family_of<const A: usize>() -> AddressFamily {
+    if A == 1 { AddressFamily::V4 } else { AddressFamily::V6 }
+}
 
 /// Implements [`Family`] for both address families.
 pub(super) struct Families;

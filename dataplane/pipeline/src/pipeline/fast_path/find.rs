@@ -3,15 +3,15 @@
 use tidegate_conntrack::flow_copies::{Copied, FlowCopies};
 use tidegate_conntrack::{Bucket, First, FlowHash, FlowKey, FlowTables, SteadyHit, SteadyTables};
 use tidegate_snapshot::Snapshot;
-use tidegate_spec::ids::{EndpointId, ServiceId};
+use tidegate_spec::ids::ServiceId;
 use tidegate_spec::limits::BURST;
 use tidegate_spec::now::Now;
 use tidegate_wire::proto;
 use tidegate_wire::usual::{addr, words};
 
-use super::choice::{prepare_pair, prepare_without_entry};
+use super::choice::prepare_unknown;
 use super::family::{Families, Family};
-use super::flow_order::Deferred;
+use super::flow_order::BurstFlows;
 use super::item::{Action, Actions, Item};
 use crate::pipeline::copies::is_copied;
 
@@ -61,14 +61,14 @@ where
             continue;
         }
         let is_tcp = item.packet.proto == proto::TCP;
-        match flows.steady_dsr(&item.client_key(), item.hash, Bucket::First, is_tcp, now) {
+        match flows.steady_dsr(&item.client_key(), item.flow_hash, Bucket::First, is_tcp, now) {
             First::Steady(backend) => {
                 snapshot.prefetch_backend(backend);
-                item.id = backend.raw();
+                item.backend = backend;
             }
             First::Present => item.action = Action::Stages,
             First::Absent => {
-                flows.prefetch_dsr(item.hash, Bucket::Second);
+                flows.prefetch_dsr(item.flow_hash, Bucket::Second);
                 missing |= 1 << (n % BURST);
             }
         }
@@ -93,11 +93,11 @@ where
             continue;
         }
         let is_tcp = item.packet.proto == proto::TCP;
-        match flows.steady_nat(&item.key(), item.hash, Bucket::First, is_tcp, now) {
+        match flows.steady_nat(&item.key(), item.flow_hash, Bucket::First, is_tcp, now) {
             First::Steady(hit) => store_hit(snapshot, item, &hit),
             First::Present => item.action = Action::Stages,
             First::Absent => {
-                flows.prefetch_nat(item.hash, Bucket::Second);
+                flows.prefetch_nat(item.flow_hash, Bucket::Second);
                 missing |= 1 << (n % BURST);
             }
         }
@@ -122,19 +122,19 @@ fn find_in_second_bucket<const A: usize>(
         missing &= missing - 1;
         let is_tcp = item.packet.proto == proto::TCP;
         if item.action == Action::Dsr {
-            match flows.steady_dsr(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
+            match flows.steady_dsr(&item.client_key(), item.flow_hash, Bucket::Second, is_tcp, now) {
                 First::Steady(backend) => {
                     snapshot.prefetch_backend(backend);
-                    item.id = backend.raw();
+                    item.backend = backend;
                 }
                 First::Present => item.action = Action::Stages,
-                First::Absent => prepare_without_entry(snapshot, item, actions),
+                First::Absent => prepare_unknown(snapshot, item, actions),
             }
         } else {
-            match flows.steady_nat(&item.key(), item.hash, Bucket::Second, is_tcp, now) {
+            match flows.steady_nat(&item.key(), item.flow_hash, Bucket::Second, is_tcp, now) {
                 First::Steady(hit) => store_hit(snapshot, item, &hit),
                 First::Present => item.action = Action::Stages,
-                First::Absent => prepare_pair(snapshot, item, actions),
+                First::Absent => prepare_unknown(snapshot, item, actions),
             }
         }
     }
@@ -153,22 +153,18 @@ pub(super) fn find_copies<const A: usize>(
     for item in items.iter_mut() {
         let packet = &item.packet;
         let key = match item.action {
-            Action::ToBackendByCopy => {
-                FlowKey::flow(ServiceId::from_raw(item.id), addr(packet.src), packet.src_port())
-            }
-            Action::ToClientByCopy => {
-                FlowKey::reply(EndpointId::from_raw(item.id), addr(packet.dst), packet.dst_port())
-            }
+            Action::ToBackendByCopy => FlowKey::flow(item.service, addr(packet.src), packet.src_port()),
+            Action::ToClientByCopy => FlowKey::reply(item.endpoint, addr(packet.dst), packet.dst_port()),
             _ => continue,
         };
         item.action = Action::Stages;
-        match copies.peek(&key, FlowHash::from_bits(item.hash), now) {
+        match copies.peek(&key, FlowHash::from_bits(item.flow_hash), now) {
             Some(Copied::Request { backend, local }) => {
                 (item.other, item.other_port) = match local {
                     Some(local) => (words(&local.addr), local.port),
                     None => (item.packet.src, item.packet.src_port()),
                 };
-                item.id = backend.raw();
+                item.backend = *backend;
                 snapshot.prefetch_backend(*backend);
                 item.action = Action::ToBackend;
                 actions.to_backends = true;
@@ -177,7 +173,7 @@ pub(super) fn find_copies<const A: usize>(
                 if snapshot.service_by_id(*service).is_some_and(is_copied) =>
             {
                 (item.other, item.other_port) = (words(&client.addr), client.port);
-                (item.id, item.service) = (backend.raw(), service.raw());
+                (item.backend, item.service) = (*backend, *service);
                 item.action = Action::ToClient;
                 actions.to_clients = true;
             }
@@ -197,38 +193,53 @@ fn find_openings<const A: usize>(
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    for item in items.iter_mut().filter(|item| item.action == Action::Opening) {
-        if flows.has_dsr_entry(&item.client_key(), item.hash, Bucket::First) {
+    for item in items.iter_mut() {
+        match item.action {
+            Action::Opening => flows.prefetch_dsr(item.flow_hash, Bucket::Second),
+            Action::OpeningPair => flows.prefetch_nat(item.flow_hash, Bucket::Second),
+            _ => continue,
+        }
+        if has_entry(flows, item, Bucket::First) {
             item.action = Action::Stages;
-        } else {
-            flows.prefetch_dsr(item.hash, Bucket::Second);
         }
     }
     // The stages create the flow if an earlier segment of the unknown connection is deferred to them.
-    let mut deferred = Deferred::default();
+    let mut deferred = BurstFlows::default();
     for item in items.iter_mut() {
-        if item.action == Action::Stages {
-            deferred.add(&item.packet);
+        match item.action {
+            Action::Stages => deferred.add(&item.packet),
+            Action::Opening | Action::OpeningPair => {
+                if deferred.may_have(&item.packet) || has_entry(flows, item, Bucket::Second) {
+                    item.action = Action::Stages;
+                } else {
+                    prepare_unknown(snapshot, item, actions);
+                }
+            }
+            _ => {}
         }
-        if item.action != Action::Opening {
-            continue;
-        }
-        if deferred.may_have(&item.packet)
-            || flows.has_dsr_entry(&item.client_key(), item.hash, Bucket::Second)
-        {
-            item.action = Action::Stages;
-        } else {
-            prepare_without_entry(snapshot, item, actions);
-        }
+    }
+}
+
+/// Whether the flow of a SYN has an entry in a hash bucket, in any state.
+#[inline(always)]
+fn has_entry<const A: usize>(flows: &FlowTables, item: &Item<A>, bucket: Bucket) -> bool
+where
+    FlowTables: SteadyTables<A>,
+{
+    let key = item.client_key();
+    if item.action == Action::OpeningPair {
+        flows.has_nat_entry(&key, item.flow_hash, bucket)
+    } else {
+        flows.has_dsr_entry(&key, item.flow_hash, bucket)
     }
 }
 
 #[inline(always)]
 fn store_hit<const A: usize>(snapshot: &Snapshot, item: &mut Item<A>, hit: &SteadyHit<A>) {
     (item.other, item.other_port) = (hit.addr, hit.port);
-    item.id = hit.backend.raw();
+    item.backend = hit.backend;
     if item.action == Action::ToClient {
-        item.service = hit.owner;
+        item.service = ServiceId::from_raw(hit.owner);
     } else {
         snapshot.prefetch_backend(hit.backend);
     }

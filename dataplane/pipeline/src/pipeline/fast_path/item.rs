@@ -1,47 +1,64 @@
 //! The state of a packet between the passes of the fast path. There are no look-ups here.
 
-use tidegate_conntrack::SteadyKey;
-use tidegate_spec::ids::{EndpointId, ServiceId};
+use std::time::Duration;
+
+use tidegate_conntrack::{FlowHash, IdleTimeout, NewFlow, Packet, SteadyKey};
+use tidegate_spec::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_spec::limits::BURST;
+use tidegate_spec::now::Now;
+use tidegate_wire::proto;
 use tidegate_wire::usual::Usual;
 
-/// A packet in the fast path, with addresses of `A` words.
+/// A packet in the fast path, with addresses of `A` words. Its action determines which fields are set: the others have
+/// values of an earlier packet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item<const A: usize> {
     pub(super) packet: Usual<A>,
-    /// First the hash for the look-up of the service or endpoint, then the hash of the flow or for the choice of a
-    /// backend.
-    pub(super) hash: u64,
-    /// The hash of the flow, if the packet creates it.
+    /// The hash of the endpoint that a reply may come from.
+    pub(super) endpoint_hash: u64,
+    /// The hash of the flow's key in the direction of the packet.
     pub(super) flow_hash: u64,
-    /// The address of the flow's other side, for a known NAT flow.
+    /// The hash for the choice of a backend, if the flow has no entry.
+    pub(super) choice_hash: u64,
+    /// The hash of the reply key of a flow that is created.
+    pub(super) reply_hash: u64,
+    /// The address of the flow's other side: the source towards the backend, or the client.
     pub(super) other: [u32; A],
     /// The port of the flow's other side, in host order.
     pub(super) other_port: u16,
-    /// First the service or endpoint of the flow, then the backend.
-    pub(super) id: u32,
-    /// For a reply of a known flow, the service. For a request, 0 if the flow is known, otherwise one of the constants
-    /// below.
-    pub(super) service: u32,
+    /// The idle timeout of a flow that is created.
+    pub(super) idle: IdleTimeout,
+    /// The service of a request, or of the flow of a reply.
+    pub(super) service: ServiceId,
+    /// The endpoint that sent a reply.
+    pub(super) endpoint: EndpointId,
+    /// The backend of the flow.
+    pub(super) backend: BackendId,
     /// The position of the frame.
     pub(super) at: u8,
     pub(super) action: Action,
+    pub(super) entry: FlowEntry,
 }
 
-const _: () = assert!(size_of::<Item<1>>() <= 48 && size_of::<Item<4>>() <= 88);
+const _: () = assert!(size_of::<Item<1>>() <= 72 && size_of::<Item<4>>() <= 112);
 
 impl<const A: usize> Default for Item<A> {
     fn default() -> Self {
         Self {
             packet: Usual::default(),
-            hash: 0,
+            endpoint_hash: 0,
             flow_hash: 0,
+            choice_hash: 0,
+            reply_hash: 0,
             other: [0; A],
             other_port: 0,
-            id: 0,
-            service: 0,
+            idle: IdleTimeout::new(Duration::ZERO),
+            service: ServiceId::from_raw(0),
+            endpoint: EndpointId::from_raw(0),
+            backend: BackendId::from_raw(0),
             at: 0,
             action: Action::Stages,
+            entry: FlowEntry::Found,
         }
     }
 }
@@ -52,13 +69,18 @@ pub(super) enum Action {
     /// Defers the packet to the stages.
     #[default]
     Stages,
-    /// A SYN to a service with an entry for each flow. If its flow has no entry, the action becomes [`Self::Chosen`].
+    /// A SYN to a service with an entry for each flow, in a mode without translation. If its flow has no entry, the
+    /// action becomes [`Self::Chosen`].
     Opening,
-    /// If the packet has no flow entry, sends it to the backend that its hash selects. The action then becomes
+    /// [`Self::Opening`] in a mode with translation.
+    OpeningPair,
+    /// Sends the packet, which has no flow entry, to the backend that its hash selects. The action becomes
     /// [`Self::Dsr`] or [`Self::Binding`].
     Chosen,
-    /// A datagram that creates a `nat` flow. Once the flow has its entries, the action becomes [`Self::ToBackend`].
+    /// Creates a flow with translation, and sends its first packet. The action becomes [`Self::Bound`].
     Binding,
+    /// The packet is sent.
+    Bound,
     /// Sends the packet to a backend without translation.
     Dsr,
     /// Sends the packet to the backend of a NAT flow.
@@ -71,6 +93,21 @@ pub(super) enum Action {
     ToClientByCopy,
 }
 
+/// The entry of a packet's flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum FlowEntry {
+    /// The flow has an entry, or none was looked for yet.
+    Found,
+    /// The flow needs no entry.
+    Unneeded,
+    /// The packet opens a flow that needs no entry.
+    UnneededByOpening,
+    /// The packet creates the entry, after it is sent.
+    Created,
+    /// The packet creates the two entries of a flow with translation, before it is sent.
+    CreatedPair,
+}
+
 /// The actions that packets of a burst need.
 #[derive(Debug, Default)]
 pub(super) struct Actions {
@@ -79,6 +116,7 @@ pub(super) struct Actions {
     pub(super) to_clients: bool,
     /// [`Action::ToBackendByCopy`] and [`Action::ToClientByCopy`].
     pub(super) by_copies: bool,
+    /// [`Action::Opening`] and [`Action::OpeningPair`].
     pub(super) opening: bool,
     pub(super) chosen: bool,
     pub(super) binding: bool,
@@ -91,42 +129,51 @@ pub(in crate::pipeline) struct Items {
     pub(super) v6: [Item<4>; BURST],
 }
 
-impl<const A: usize> Item<A> {
-    /// Marks a packet whose flow needs no entry.
-    pub(super) const WITHOUT_ENTRY: u32 = 1;
-    /// Marks a packet that opens a flow without an entry.
-    pub(super) const OPENS: u32 = 2;
-    /// Marks a packet that creates a flow without translation. The entry is inserted after the packet is sent.
-    pub(super) const CREATES: u32 = 3;
-    /// Marks a packet that creates a flow with translation. The entries are inserted before the packet is sent.
-    pub(super) const CREATES_PAIR: u32 = 4;
+/// The part of a packet that affects the state of its flow.
+#[inline(always)]
+pub(super) fn kind_of<const A: usize>(packet: &Usual<A>) -> Packet {
+    if packet.proto == proto::TCP { Packet::Tcp(packet.flags) } else { Packet::Datagram }
+}
 
-    /// Reuses the item for a packet with checked headers and the hash for the look-up of its service. Fields that later
-    /// passes set keep their old values.
+impl<const A: usize> Item<A> {
+    /// Reuses the item for a packet with checked headers.
     #[inline(always)]
-    pub(super) fn reset(&mut self, packet: Usual<A>, hash: u64, at: u8) {
-        (self.packet, self.hash, self.service) = (packet, hash, 0);
-        (self.at, self.action) = (at, Action::Stages);
+    pub(super) fn reset(&mut self, packet: Usual<A>, at: u8) {
+        self.packet = packet;
+        (self.at, self.action, self.entry) = (at, Action::Stages, FlowEntry::Found);
     }
 
-    /// Whether the packet goes to a backend and is the first of its flow.
+    /// Whether the packet is the first of its flow.
     #[inline(always)]
     pub(super) fn is_new(&self) -> bool {
-        matches!(self.action, Action::Dsr | Action::ToBackend) & (self.service >= Self::OPENS)
+        self.entry >= FlowEntry::UnneededByOpening
     }
 
-    /// The key of the flow of a client's packet, before its backend is known.
+    /// The key of the flow of a client's packet.
     #[inline(always)]
     pub(super) fn client_key(&self) -> SteadyKey<A> {
-        SteadyKey::flow(ServiceId::from_raw(self.id), self.packet.src, self.packet.src_port())
+        SteadyKey::flow(self.service, self.packet.src, self.packet.src_port())
     }
 
-    /// The key of the packet's flow, before its backend is known.
+    /// The flow that the packet creates.
+    #[inline(always)]
+    pub(super) fn new_flow(&self, now: Now) -> NewFlow<SteadyKey<A>> {
+        NewFlow {
+            key: self.client_key(),
+            hash: FlowHash::from_bits(self.flow_hash),
+            backend: self.backend,
+            packet: kind_of(&self.packet),
+            idle: self.idle,
+            now,
+        }
+    }
+
+    /// The key of the packet's flow in the direction of the packet.
     #[inline(always)]
     pub(super) fn key(&self) -> SteadyKey<A> {
         let packet = &self.packet;
         if self.action == Action::ToClient {
-            SteadyKey::reply(EndpointId::from_raw(self.id), packet.dst, packet.dst_port())
+            SteadyKey::reply(self.endpoint, packet.dst, packet.dst_port())
         } else {
             self.client_key()
         }

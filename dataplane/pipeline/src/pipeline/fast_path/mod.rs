@@ -7,8 +7,8 @@
 //! resolved next hop, and a length that fits its path. Such a packet changes only the last-use time of its flow, or
 //! nothing if it is sent by a copy. With `flowTracking: on-change`, any packet of a flow without an entry qualifies,
 //! whatever its flags, while no flow of the service is in flux (`docs/selection.md`). It changes only the count of new
-//! connections. If the hash alone determines the backend, a first datagram qualifies in `nat`, and a first datagram or
-//! SYN in modes without translation ([`choice`]).
+//! connections. If the hash alone determines the backend, a first datagram or SYN qualifies, too ([`choice`],
+//! [`mod@bind`]). Which packets of a service may qualify is one value of its record ([`FastPath`]).
 //!
 //! Packets of one flow stay in order: after a packet is deferred, later packets of its flow are deferred, too. A frame
 //! that may belong to any flow (a fragment, options, a tag) defers all later ones.
@@ -16,6 +16,7 @@
 //! Invariant: verdict, bytes, counters and flow are the same as if the stages had processed the packet
 //! (`tests/fast_path.rs` compares them).
 
+mod bind;
 mod choice;
 mod family;
 mod find;
@@ -23,23 +24,27 @@ mod flow_locality;
 mod flow_order;
 mod item;
 mod send;
+mod worker;
 
 pub(super) use item::Items;
 
-use choice::{bind, choose, insert_flows, match_on_change, match_opening};
+use bind::bind;
+use choice::{choose, insert_flows, match_on_change, match_opening};
 use family::{Families, Family};
 use flow_locality::LocalWorker;
-use flow_order::Deferred;
+use flow_order::BurstFlows;
 use item::{Action, Actions, Item};
 use tidegate_conntrack::{Bucket, FlowHash, FlowTables, SteadyKey, SteadyTables};
-use tidegate_snapshot::service::Entries;
+use tidegate_snapshot::service::{Entries, FastPath};
 use tidegate_snapshot::{Interface, Snapshot};
+use tidegate_spec::ids::InterfaceIndex;
 use tidegate_spec::limits::BURST;
 use tidegate_spec::now::Now;
 use tidegate_wire::usual::{self, addr, station_bits};
 
+use worker::Worker;
+
 use super::output::BurstOutput;
-use super::owners::Owners;
 use super::state::Pipeline;
 use super::view::View;
 use crate::frame::Frame;
@@ -54,20 +59,21 @@ impl Pipeline {
         &mut self,
         view: View<'_>,
         now: Now,
-        interface: &Interface,
+        interface: (InterfaceIndex, &Interface),
         frames: &mut [F],
         out: &mut BurstOutput,
     ) -> u32 {
-        let Self { items: Items { v4, v6 }, flows, copies, worker, workers, snat_ports, .. } = self;
-        let owners = Owners { workers: *workers, steering: snat_ports.steering() };
-        let local_worker = LocalWorker { worker: *worker, owners, copies };
-        let (count_v4, count_v6) = check(interface, frames, v4, v6);
+        let Self { items: Items { v4, v6 }, flows, copies, snat_ports, cookies, passive, .. } = self;
+        let (id, workers) = (self.worker, self.workers);
+        let mut worker =
+            Worker { id, workers, interface: interface.0, flows, copies, snat_ports, cookies, passive };
+        let (count_v4, count_v6) = check(interface.1, frames, v4, v6);
         let mut sent = 0;
         if count_v4 > 0 {
-            sent |= pass_on(&view, flows, (now, &local_worker), frames, &mut v4[..count_v4], out);
+            sent |= pass_on(&view, &mut worker, now, frames, &mut v4[..count_v4], out);
         }
         if count_v6 > 0 {
-            sent |= pass_on(&view, flows, (now, &local_worker), frames, &mut v6[..count_v6], out);
+            sent |= pass_on(&view, &mut worker, now, frames, &mut v6[..count_v6], out);
         }
         sent
     }
@@ -77,8 +83,8 @@ impl Pipeline {
 #[inline(always)]
 fn pass_on<F: Frame, const A: usize>(
     view: &View<'_>,
-    flows: &mut FlowTables,
-    (now, local_worker): (Now, &LocalWorker<'_>),
+    worker: &mut Worker<'_>,
+    now: Now,
     frames: &mut [F],
     items: &mut [Item<A>],
     out: &mut BurstOutput,
@@ -87,25 +93,23 @@ where
     FlowTables: SteadyTables<A>,
     Families: Family<A>,
 {
-    let mut actions = match_packets(view.snapshot, flows, local_worker, items);
-    find::find(view.snapshot, flows, now, items, &mut actions);
+    let mut actions = match_packets(view.snapshot, worker.flows, &worker.locality(), items);
+    find::find(view.snapshot, worker.flows, now, items, &mut actions);
     if actions.by_copies {
-        find::find_copies(view.snapshot, local_worker.copies, now, items, &mut actions);
+        find::find_copies(view.snapshot, worker.copies, now, items, &mut actions);
     }
     if actions.chosen {
         choose(view.snapshot, items, &mut actions);
     }
-    if actions.binding {
-        bind(view, flows, items, now, &mut actions);
-    }
+    let bound = if actions.binding { bind(view, worker, frames, items, now, out) } else { 0 };
     let sent = send::send(view, frames, items, &actions, out);
     if actions.chosen {
-        insert_flows(view, flows, items, sent, now);
+        insert_flows(view, worker.flows, items, sent, now);
     }
-    sent
+    bound | sent
 }
 
-/// Pass 1: checks the headers, and hashes the destination of each packet. Returns the numbers of IPv4 and IPv6 packets.
+/// Pass 1: checks the headers of each packet. Returns the numbers of IPv4 and IPv6 packets.
 #[inline(never)]
 fn check<F: Frame>(
     interface: &Interface,
@@ -129,8 +133,7 @@ fn check<F: Frame>(
             // Any other frame may belong to any flow.
             break;
         };
-        let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
-        v4[count % BURST].reset(packet, hash, at as u8);
+        v4[count % BURST].reset(packet, at as u8);
         count += 1;
     }
     (count.min(BURST), count_v6.min(BURST))
@@ -140,8 +143,7 @@ fn check<F: Frame>(
 #[inline(never)]
 fn take_v6(frame: &[u8], station: u64, at: usize, items: &mut [Item<4>; BURST], count: &mut usize) -> bool {
     let Some(packet) = usual::check_v6(frame, station) else { return false };
-    let hash = Snapshot::hash_service(&addr(packet.dst), packet.proto, packet.dst_port());
-    items[*count % BURST].reset(packet, hash, at as u8);
+    items[*count % BURST].reset(packet, at as u8);
     *count += 1;
     true
 }
@@ -162,55 +164,51 @@ where
     // A flow with a stream or a splice needs the stages. Once there was one, they process all NAT packets.
     let translates = !flows.nat.has_streams();
     let mut actions = Actions::default();
-    let mut deferred = Deferred::default();
+    let mut deferred = BurstFlows::default();
     for item in items.iter_mut() {
         let packet = &item.packet;
-        let Some(service) = snapshot.service(item.hash, &addr(packet.dst), packet.proto, packet.dst_port())
-        else {
+        let dst = addr(packet.dst);
+        let hash = Snapshot::hash_service(&dst, packet.proto, packet.dst_port());
+        let Some(service) = snapshot.service(hash, &dst, packet.proto, packet.dst_port()) else {
             if !deferred.admits(packet) {
                 continue;
             }
-            item.hash = Snapshot::hash_endpoint(&addr(packet.src), packet.proto, packet.src_port());
-            snapshot.prefetch_endpoint(item.hash);
+            item.endpoint_hash = Snapshot::hash_endpoint(&addr(packet.src), packet.proto, packet.src_port());
+            snapshot.prefetch_endpoint(item.endpoint_hash);
             item.action = Action::ToClient;
             actions.to_clients = true;
             continue;
         };
         if service.on_change() {
-            item.id = service.id.raw();
+            item.service = service.id;
             match_on_change(snapshot, flows, service, &mut deferred, item, &mut actions);
             continue;
         }
         if packet.controls() {
-            match_opening(snapshot, flows, service, &mut deferred, item, &mut actions);
+            match_opening(flows, service, (local_worker, translates), &mut deferred, item, &mut actions);
             continue;
         }
-        if deferred.may_have(packet) {
+        if service.fast_path == FastPath::Off || deferred.may_have(packet) {
             continue;
         }
         let key = SteadyKey::flow(service.id, packet.src, packet.src_port());
-        match service.entries {
-            Entries::EachFlow if !service.limited.of_bandwidth() => {
-                item.hash = flows.steady_hash(&key);
-                flows.prefetch_dsr(item.hash, Bucket::First);
-                item.action = Action::Dsr;
-                actions.dsr = true;
-            }
-            Entries::Pairs if service.is_plain & translates => {
-                item.hash = flows.steady_hash(&key);
-                if local_worker.owns_request(service, packet) {
-                    flows.prefetch_nat(item.hash, Bucket::First);
-                    item.action = Action::ToBackend;
-                    actions.to_backends = true;
-                } else {
-                    local_worker.copies.prefetch(FlowHash::from_bits(item.hash));
-                    item.action = Action::ToBackendByCopy;
-                    actions.by_copies = true;
-                }
-            }
-            _ => continue,
+        item.service = service.id;
+        item.flow_hash = flows.steady_hash(&key);
+        if service.entries == Entries::EachFlow {
+            flows.prefetch_dsr(item.flow_hash, Bucket::First);
+            item.action = Action::Dsr;
+            actions.dsr = true;
+        } else if !translates {
+            // The stages process it.
+        } else if local_worker.owns_request(service, packet) {
+            flows.prefetch_nat(item.flow_hash, Bucket::First);
+            item.action = Action::ToBackend;
+            actions.to_backends = true;
+        } else {
+            local_worker.copies.prefetch(FlowHash::from_bits(item.flow_hash));
+            item.action = Action::ToBackendByCopy;
+            actions.by_copies = true;
         }
-        item.id = service.id.raw();
     }
     if actions.to_clients {
         match_replies(snapshot, flows, local_worker, translates, items, &mut actions);
@@ -233,15 +231,15 @@ fn match_replies<const A: usize>(
     for item in items.iter_mut().filter(|item| item.action == Action::ToClient) {
         let packet = &item.packet;
         let src = addr(packet.src);
-        match snapshot.endpoint(item.hash, &src, packet.proto, packet.src_port()) {
+        match snapshot.endpoint(item.endpoint_hash, &src, packet.proto, packet.src_port()) {
             Some(endpoint) if translates => {
                 let key = SteadyKey::reply(endpoint, packet.dst, packet.dst_port());
-                item.hash = flows.steady_hash(&key);
-                item.id = endpoint.raw();
+                item.flow_hash = flows.steady_hash(&key);
+                item.endpoint = endpoint;
                 if local_worker.owns_reply(snapshot, packet) {
-                    flows.prefetch_nat(item.hash, Bucket::First);
+                    flows.prefetch_nat(item.flow_hash, Bucket::First);
                 } else {
-                    local_worker.copies.prefetch(FlowHash::from_bits(item.hash));
+                    local_worker.copies.prefetch(FlowHash::from_bits(item.flow_hash));
                     item.action = Action::ToClientByCopy;
                     actions.by_copies = true;
                 }

@@ -8,7 +8,8 @@ use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::counters::Direction;
 use tidegate_snapshot::neighbors::NeighborId;
 use tidegate_snapshot::path_mtu;
-use tidegate_spec::ids::{BackendId, InterfaceIndex, ServiceId};
+use tidegate_snapshot::service::FastPath;
+use tidegate_spec::ids::{InterfaceIndex, ServiceId};
 use tidegate_spec::limits::BURST;
 use tidegate_spec::verdict::{TransmitReason, Verdict};
 use tidegate_spec::{BackendState, ForwardingMode};
@@ -18,7 +19,7 @@ use tidegate_wire::usual::{Usual, addr, station_bits, words};
 use tidegate_wire::{Addr, MacAddr};
 
 use super::family::{Families, Family};
-use super::item::{Action, Actions, Item};
+use super::item::{Action, Actions, FlowEntry, Item};
 use crate::forward::usual::{self as rewrite, LinkHead, OuterV4, Translation};
 use crate::forward::{Link, tunnel};
 use crate::frame::Frame;
@@ -26,7 +27,7 @@ use crate::pipeline::output::{BurstOutput, FlowNote, Note};
 use crate::pipeline::view::View;
 
 /// A resolved next hop on an untagged link.
-struct Hop<'s> {
+pub(super) struct Hop<'s> {
     index: InterfaceIndex,
     interface: &'s Interface,
     destination: MacAddr,
@@ -107,10 +108,25 @@ fn send_to_backends<F: Frame, const A: usize>(
             continue;
         }
         let Some(frame) = frames.get_mut(usize::from(item.at)) else { continue };
-        let Some(to) = translate_to_backend(view, frame, item) else { continue };
-        sent |= note_sent(view, item, to, Direction::Request, out);
+        let Some((backend, hop)) = reachable(view, item) else { continue };
+        sent |= send_to_backend(view, frame, item, (backend, &hop), out);
     }
     sent
+}
+
+/// Translates a client's packet for `nat` or `fullnat`, and sets its verdict. The item has the source; it may be the
+/// client's own. Returns the frame.
+#[inline(always)]
+pub(super) fn send_to_backend<F: Frame, const A: usize>(
+    view: &View<'_>,
+    frame: &mut F,
+    item: &Item<A>,
+    (backend, hop): (&Backend, &Hop<'_>),
+    out: &mut BurstOutput,
+) -> u32 {
+    let new = Translation::new((item.other, item.other_port), (words(&backend.address), backend.port));
+    rewrite::translate(frame, &item.packet, hop.head(), &new);
+    note_sent(view, item, (hop.index, backend.service), Direction::Request, out)
 }
 
 /// Pass 4 for replies.
@@ -155,12 +171,12 @@ fn note_sent<const A: usize>(
     };
     out.verdicts[at] = Verdict::Transmit { interface, why };
     if out.takes_notes() {
-        let flow = match item.action {
-            Action::Dsr if item.service == Item::<A>::WITHOUT_ENTRY => FlowNote::None,
-            _ if item.is_new() => FlowNote::New,
-            _ => FlowNote::Known,
+        let flow = match item.entry {
+            FlowEntry::Found => FlowNote::Known,
+            FlowEntry::Unneeded => FlowNote::None,
+            FlowEntry::UnneededByOpening | FlowEntry::Created | FlowEntry::CreatedPair => FlowNote::New,
         };
-        out.notes[at] = Note { service: Some(service), backend: Some(BackendId::from_raw(item.id)), flow };
+        out.notes[at] = Note { service: Some(service), backend: Some(item.backend), flow };
     }
     1 << (at % BURST)
 }
@@ -168,16 +184,19 @@ fn note_sent<const A: usize>(
 /// The backend, if it accepts packets.
 #[inline(always)]
 fn backend_of<'s, const A: usize>(view: &View<'s>, item: &Item<A>) -> Option<&'s Backend> {
-    let backend = view.snapshot.backend(BackendId::from_raw(item.id))?;
+    let backend = view.snapshot.backend(item.backend)?;
     (backend.state != BackendState::Down).then_some(backend)
 }
 
-/// The backend of a packet that needs only translation, if it can be sent there.
+/// The backend and the next hop of a packet that needs only translation, if it can be sent.
 #[inline(always)]
-pub(super) fn reachable<'s, const A: usize>(view: &View<'s>, item: &Item<A>) -> Option<&'s Backend> {
+pub(super) fn reachable<'s, const A: usize>(
+    view: &View<'s>,
+    item: &Item<A>,
+) -> Option<(&'s Backend, Hop<'s>)> {
     let backend = backend_of(view, item)?;
     let hop = hop_by_id(view, backend.interface, backend.neighbor)?;
-    (item.packet.ip_len <= hop.interface.mtu).then_some(backend)
+    (item.packet.ip_len <= hop.interface.mtu).then_some((backend, hop))
 }
 
 /// Rewrites a packet in a mode without translation.
@@ -271,24 +290,6 @@ fn flow_hash<const A: usize>(packet: &Usual<A>) -> u64 {
     outer_hash(selection_hash(&src, packet.src_port(), &dst, packet.dst_port(), packet.proto))
 }
 
-/// Translates a client's packet for `nat` or `fullnat`. If the flow keeps the client's source, the item has that
-/// source.
-#[inline(always)]
-fn translate_to_backend<F: Frame, const A: usize>(
-    view: &View<'_>,
-    frame: &mut F,
-    item: &Item<A>,
-) -> Option<(InterfaceIndex, ServiceId)> {
-    let backend = backend_of(view, item)?;
-    let hop = hop_by_id(view, backend.interface, backend.neighbor)?;
-    if item.packet.ip_len > hop.interface.mtu {
-        return None;
-    }
-    let new = Translation::new((item.other, item.other_port), (words(&backend.address), backend.port));
-    rewrite::translate(frame, &item.packet, hop.head(), &new);
-    Some((hop.index, backend.service))
-}
-
 /// Translates a reply for `nat` or `fullnat`.
 #[inline(always)]
 fn translate_to_client<'s, F: Frame, const A: usize>(
@@ -300,13 +301,13 @@ fn translate_to_client<'s, F: Frame, const A: usize>(
 where
     Families: Family<A>,
 {
-    let service = view.snapshot.service_by_id(ServiceId::from_raw(item.service))?;
+    let service = view.snapshot.service_by_id(item.service)?;
     let client = Families::number(item.other);
     if client < last.clients.0 || client > last.clients.1 {
         *last = hop_to(view, client, &addr(item.other))?;
     }
     let hop = last.hop.as_ref()?;
-    if item.packet.ip_len > hop.interface.mtu || !service.is_plain {
+    if item.packet.ip_len > hop.interface.mtu || service.fast_path == FastPath::Off {
         return None;
     }
     let new = Translation::new((words(&service.vip), service.port), (item.other, item.other_port));

@@ -4,12 +4,12 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use proptest::prelude::*;
+use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
 use tidegate_conntrack::flow_record::Walks;
 use tidegate_snapshot::counters::Tallies;
@@ -17,13 +17,13 @@ use tidegate_spec::limits::FAST_PATH_SKIPPED_BURSTS;
 use tidegate_spec::source_lists::SourceLists;
 use tidegate_spec::verdict::{TransmitReason, Verdict};
 use tidegate_spec::{
-    BackendState, FlowTracking, FormerWeight, ForwardingMode, MssClamp, NeighborSpec, Protocol, RouteSpec,
-    ServiceLimits, ServiceSpec,
+    FlowTracking, ForwardingMode, MssClamp, NeighborSpec, Protocol, RouteSpec, ServiceSpec, SourceRate,
 };
 use tidegate_wire::tcp::flags;
 use tidegate_wire::{MacAddr, Parsed, parse};
 
 use super::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spec_with};
+use super::options::{Change, change};
 use crate::frame::{Frame, MemoryFrame};
 use crate::pipeline::{Arrival, BurstOutput, FlowNote, SharedFlows, View};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -76,10 +76,8 @@ enum Step {
     Burst(Vec<(u8, u8, u8, bool)>),
     /// Time passes, in milliseconds.
     Wait(u16),
-    /// The first backend of a service gets this state.
-    State(u8, u8),
-    /// The former weight of the first backend of a service, if it differs.
-    Flux(u8, Option<u16>),
+    /// An option of a service changes.
+    Change(u8, Change),
     Mtu(u16),
     /// Whether the second client of each family is behind another router.
     Route(bool),
@@ -87,10 +85,8 @@ enum Step {
     Router(u8, bool),
     /// Whether the gateway denies the second client of each family.
     Deny(bool),
-    /// Whether a service admits only the first client of each family.
-    Ranges(u8, bool),
-    /// The kind of limit of a service: bandwidth, new flows, or none.
-    Limit(u8, u8),
+    /// Whether the gateway limits the new flows of each source.
+    SourceRate(bool),
     Share(bool),
 }
 
@@ -100,7 +96,7 @@ fn step() -> impl Strategy<Value = Step> {
     let service = prop_oneof![30 => 0..COUNT - 1, 1 => Just(COUNT - 1)];
     let packet = (service, 0..CLIENTS, kind, any::<bool>());
     // Bursts with few services create flows and continue them.
-    let kinds = prop::sample::select(vec![0, 5, 5]);
+    let kinds = select(vec![0, 5, 5]);
     let packets = prop::collection::vec((0u8..2, 0u8..3, kinds, any::<bool>()), 1..33);
     let focused = (0..COUNT - 2, 0..CLIENTS - 2, packets);
     let focused = focused.prop_map(|(service, first, packets)| {
@@ -112,16 +108,13 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         20 => prop::collection::vec(packet, 1..33).prop_map(Step::Burst),
         10 => focused,
-        3 => prop::sample::select(vec![1u16, 10, 240, 900, 1100, 40_000]).prop_map(Step::Wait),
-        1 => (0..COUNT, 0u8..3).prop_map(|(service, state)| Step::State(service, state)),
-        2 => (0..COUNT, prop_oneof![Just(None), Just(Some(0)), Just(Some(3))])
-            .prop_map(|(service, weight)| Step::Flux(service, weight)),
-        1 => prop::sample::select(vec![1500u16, 1500, 1300, 576, 90]).prop_map(Step::Mtu),
+        3 => select(vec![1u16, 10, 240, 900, 1100, 40_000]).prop_map(Step::Wait),
+        6 => (0..COUNT, change()).prop_map(|(service, change)| Step::Change(service, change)),
+        1 => select(vec![1500u16, 1500, 1300, 576, 90]).prop_map(Step::Mtu),
         1 => any::<bool>().prop_map(Step::Route),
-        1 => (0u8..2, prop::sample::select(vec![true, true, false])).prop_map(|(n, known)| Step::Router(n, known)),
+        1 => (0u8..2, select(vec![true, true, false])).prop_map(|(n, known)| Step::Router(n, known)),
         1 => any::<bool>().prop_map(Step::Deny),
-        1 => (0..COUNT, any::<bool>()).prop_map(|(service, only)| Step::Ranges(service, only)),
-        1 => (0..COUNT, 0u8..4).prop_map(|(service, limit)| Step::Limit(service, limit)),
+        1 => select(vec![true, false, false]).prop_map(Step::SourceRate),
         1 => any::<bool>().prop_map(Step::Share),
     ]
 }
@@ -265,11 +258,14 @@ impl Both {
             assert_eq!(summary(with[n].bytes()), summary(without[n].bytes()), "{what}");
             assert_eq!(with[n].bytes(), without[n].bytes(), "{what}: {}", summary(with[n].bytes()));
             if out.fast >> n & 1 == 1 {
-                let (mode, _, vip, backends) = SERVICES[usize::from(*service)];
+                let (mode, protocol, vip, backends) = SERVICES[usize::from(*service)];
                 let action = match mode {
                     _ if ON_CHANGE.contains(service) && out.notes[n].flow == FlowNote::None => "stable",
                     _ if out.notes[n].flow == FlowNote::New => match mode {
+                        ForwardingMode::Nat if protocol == Protocol::Tcp => "bound by SYN",
                         ForwardingMode::Nat => "bound",
+                        ForwardingMode::FullNat if protocol == Protocol::Tcp => "bound by SYN fullnat",
+                        ForwardingMode::FullNat => "bound fullnat",
                         _ if ON_CHANGE.contains(service) => "opened",
                         _ => "begun",
                     },
@@ -325,34 +321,14 @@ impl Both {
             Step::Wait(ms) => self.labs.each_mut().into_iter().for_each(|lab| {
                 lab.wait(Duration::from_millis(u64::from(*ms)));
             }),
-            Step::State(service, state) => {
-                let state =
-                    [BackendState::Active, BackendState::Draining, BackendState::Down][usize::from(*state)];
+            Step::Change(service, change) => {
                 for lab in &mut self.labs {
-                    lab.change(|spec| spec.services[usize::from(*service)].backends[0].state = state);
+                    lab.change(|spec| change.apply(&mut spec.services[usize::from(*service)]));
                 }
             }
             Step::Mtu(mtu) => {
                 for lab in &mut self.labs {
                     lab.change(|spec| spec.network.interfaces[0].mtu = *mtu);
-                }
-            }
-            Step::Flux(service, weight) => {
-                for lab in &mut self.labs {
-                    lab.change(|spec| {
-                        let service = &mut spec.services[usize::from(*service)];
-                        let first = service.backends[0].clone();
-                        let former = weight.map(|weight| FormerWeight {
-                            address: first.address,
-                            port: first.port,
-                            weight,
-                        });
-                        let former = former.into_iter().collect();
-                        service.flow_tracking = match service.flow_tracking {
-                            FlowTracking::OnChange(_) => FlowTracking::OnChange(former),
-                            _ => FlowTracking::AlwaysAfter(former),
-                        };
-                    });
                 }
             }
             Step::Route(is_other) => {
@@ -382,23 +358,10 @@ impl Both {
                     lab.change(|spec| spec.network.sources = Arc::new(SourceLists::new(&deny, &[])));
                 }
             }
-            Step::Ranges(service, only) => {
-                let nets = ["198.51.100.1/32", "2001:db8::1/128"]
-                    .map(|net| net.parse().expect("an address and a port"));
+            Step::SourceRate(is_on) => {
+                let rate = SourceRate { per_second: 1, burst: 2, v4_len: 32, v6_len: 64 };
                 for lab in &mut self.labs {
-                    lab.change(|spec| {
-                        spec.services[usize::from(*service)].source_ranges = only.then(|| nets.into());
-                    });
-                }
-            }
-            Step::Limit(service, limit) => {
-                let limits = match limit {
-                    0 => ServiceLimits { bandwidth: NonZeroU64::new(2_000_000), ..Default::default() },
-                    1 => ServiceLimits { connection_rate: NonZeroU32::new(2), ..Default::default() },
-                    _ => ServiceLimits::default(),
-                };
-                for lab in &mut self.labs {
-                    lab.change(|spec| spec.services[usize::from(*service)].limits = limits);
+                    lab.change(|spec| spec.network.source_rate = is_on.then_some(rate));
                 }
             }
             Step::Share(is_on) => {
@@ -408,6 +371,11 @@ impl Both {
             }
         }
     }
+}
+
+#[test]
+fn the_services_have_every_mode() {
+    assert!(ForwardingMode::ALL.iter().all(|mode| SERVICES.iter().any(|service| service.0 == *mode)));
 }
 
 #[test]
@@ -451,8 +419,14 @@ fn the_fast_path_does_what_the_stages_do() {
         "begun v6",
         "begun v6 in v4",
         "bound",
+        "bound by SYN",
+        "bound by SYN v6",
+        "bound fullnat",
+        "bound fullnat v6",
+        "bound by SYN fullnat",
     ] {
-        assert!(fast.get(action).is_some_and(|&frames| frames > 100), "few of {action}: {fast:?}");
+        let least = if action.starts_with("bound by SYN") { 20 } else { 100 };
+        assert!(fast.get(action).is_some_and(|&frames| frames > least), "few of {action}: {fast:?}");
     }
 }
 

@@ -25,6 +25,7 @@ mod masquerade;
 mod multihoming;
 mod nat;
 mod on_change;
+mod options;
 mod oversized;
 mod passive;
 mod path_mtu;

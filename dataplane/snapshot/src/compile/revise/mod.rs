@@ -20,7 +20,7 @@ use tidegate_wire::Addr;
 use super::changes::Changes;
 use super::identity::same_kind_of_flow;
 use super::limited::limited_services;
-use super::records::finish;
+use super::records::{Common, finish};
 use super::services::{Programmed, Sorted, sorted_service};
 use crate::backend::{Backend, EndpointKey, Revision, Uses};
 use crate::indices::{Generations, Kind};
@@ -242,6 +242,8 @@ fn records(
     };
     let mut unused_ids = numbers.fresh_services.iter().copied();
     let (mut unused, mut hot) = (numbers.fresh.iter().copied(), Vec::new());
+    let reusable = &previous.reusable;
+    let common = Common { tables: &reusable.tables, network: &reusable.lineage.network };
     let mut services = Vec::with_capacity(revised.len());
     for Revised { service, kept, before } in revised {
         let id = before.map(|(record, _)| record.id).or_else(|| unused_ids.next());
@@ -253,7 +255,7 @@ fn records(
         let named = ids.iter().copied().zip(keys(service).map(|key| endpoint(&key)));
         let ranges =
             before.map_or((0, None), |(record, info)| (record.source_ranges, info.source_ranges.clone()));
-        let (record, info, problem) = finish(service, id, named, ranges, &previous.reusable.tables, &mut hot);
+        let (record, info, problem) = finish(service, id, named, ranges, &common, &mut hot);
         problems.selection(sort_key(&service.spec.key), problem);
         services.push((record, info));
     }
