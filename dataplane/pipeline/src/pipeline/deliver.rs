@@ -4,6 +4,8 @@
 //! All checks that can refuse a packet come before the first changed byte: hop limit, route, neighbour, size,
 //! headroom. Each packet reads the cache lines of its backend and next hop, both prefetched by the previous stage,
 //! and the first lines of the frame.
+//!
+//! Plain packets take `fast_path/send.rs` instead.
 
 use tidegate_snapshot::backend::{Backend, LastStage};
 use tidegate_snapshot::counters::Direction;

@@ -4,6 +4,8 @@
 //! Then affinity or the scheduler of the service chooses the backend. Then it creates the entry, with a port from
 //! `reply_ports.rs` if the source is translated.
 //!
+//! The first packets of simple flows take `fast_path/choice.rs` instead.
+//!
 //! Promises: a refused packet creates no entry, and a flow counts once against limits and as a connection.
 
 use tidegate_conntrack::{NewFlow, Packet};

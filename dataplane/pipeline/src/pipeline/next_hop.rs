@@ -1,4 +1,5 @@
 //! The next hop of a packet: its interface, its link address and its MTU, or why there is none.
+//! `fast_path/send.rs` finds the same for plain packets.
 //!
 //! Promises: nothing blocks. A next hop whose link address is not known is reported, and the packet is dropped or
 //! queued.

@@ -9,6 +9,8 @@
 //! owner for the rest of that window ([`FlowTracking::AlwaysAfter`]). So do flows of other gateways, if the gateways
 //! share flows ([`flow_replication`](super::flow_replication)).
 //!
+//! `fast_path/choice.rs` decides the same while no flow is in flux.
+//!
 //! [`FlowTracking::AlwaysAfter`]: tidegate_spec::FlowTracking::AlwaysAfter
 //!
 //! Invariant: the decision depends only on the snapshot, the packet and the entry, so gateways that see the same

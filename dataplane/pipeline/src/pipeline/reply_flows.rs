@@ -3,6 +3,8 @@
 //! Stages 2 to 4 of the pipeline for this direction. Every packet that is not for a service port may be a reply: its
 //! source is looked up among the endpoints, then the flow between the endpoint and the packet's destination. Packets
 //! without such a flow continue in `local`.
+//!
+//! Plain packets take `fast_path/find.rs` instead.
 
 use arrayvec::ArrayVec;
 use tidegate_conntrack::{First, FlowHash, FlowKey, Packet, ReplyHit};

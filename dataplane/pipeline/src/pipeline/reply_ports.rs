@@ -3,6 +3,8 @@
 //! A `fullnat` flow gets an address and port of the gateway. A `nat` flow keeps its client's own port, unless another
 //! flow to the endpoint has that port.
 //!
+//! Simple flows whose first choice is free get it from `fast_path/bind.rs`.
+//!
 //! Promises: replies arrive at this worker, reply keys are unique, and an established flow keeps its port.
 
 use arrayvec::ArrayVec;

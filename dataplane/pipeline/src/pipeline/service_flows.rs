@@ -4,6 +4,8 @@
 //! hit prefetches the backend; a miss prefetches the data for the choice. Then the packet is delivered to the
 //! backend, or it is answered because there is no backend.
 //!
+//! Plain packets take `fast_path/find.rs` instead.
+//!
 //! Promises: packets of one flow are recorded in order, and each request is delivered or gets a verdict.
 
 use arrayvec::ArrayVec;

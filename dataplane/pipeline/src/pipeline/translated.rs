@@ -1,4 +1,5 @@
 //! The last stage of `nat` and `fullnat`: translates a packet and sends it to a backend or to a client.
+//! Plain packets take `fast_path/send.rs` instead.
 //!
 //! Promises: a refused frame is unchanged. The packet that an ICMP error quotes is translated back.
 

@@ -14,7 +14,18 @@
 //! that may belong to any flow (a fragment, options, a tag) defers all later ones.
 //!
 //! Invariant: verdict, bytes, counters and flow are the same as if the stages had processed the packet
-//! (`tests/fast_path.rs` compares them).
+//! (`tests/fast_path.rs` compares them). So a change of one of these forms is also a change of the other:
+//!
+//! | step | fast path | stages |
+//! |---|---|---|
+//! | check the headers | `usual::check`, `usual::check_v6` | `usual::parse`, then `tidegate_wire::parse` |
+//! | keys | [`match_packets`], [`match_replies`] | `Pipeline::request`, `Pipeline::reply` |
+//! | the owner of a flow | `flow_locality.rs` | `owners.rs`, which both use |
+//! | look-up | `find.rs` | `Pipeline::look_up`, `Pipeline::find_reply_flows`, `copies.rs` |
+//! | whether a flow may begin, and where | `choice.rs` | `new_flows.rs`, `on_change.rs` |
+//! | address and port of replies | `bind.rs` | `reply_ports.rs` |
+//! | next hop, and whether the packet fits | `send.rs` | `next_hop.rs`, `deliver.rs`, `translated.rs` |
+//! | rewrite | [`crate::forward::usual`] | the other modules of [`crate::forward`] |
 
 mod bind;
 mod choice;
