@@ -1,7 +1,7 @@
 //! The read-only status page for browsers (`admin.page`): the tables of the commands, live, and `explain` as a form.
 //!
 //! The page requests one view at a time by server-sent events. Each response has one event and ends; the browser sends
-//! the next request after the time in `retry`. So an open page holds no state here, and the limits of the listener
+//! the next request after the time in `retry`. So an open page stores no state here, and the limits of the listener
 //! apply to it.
 //!
 //! Invariant: nothing here changes the gateway, and at most one view is computed at a time, on a thread of its own.
@@ -46,16 +46,16 @@ pub async fn serve(
     token: impl Fn() -> Option<PageToken> + Send + Sync + 'static,
     backend: Arc<impl AdminBackend>,
 ) -> io::Result<Listener> {
-    let (access, turns) = (Arc::new(Access { token }), Arc::new(Semaphore::new(1)));
+    let (access, permits) = (Arc::new(Access { token }), Arc::new(Semaphore::new(1)));
     Listener::start(listen, Limits::PAGES, move |request| {
-        answer(access.clone(), turns.clone(), backend.clone(), request)
+        answer(access.clone(), permits.clone(), backend.clone(), request)
     })
     .await
 }
 
 async fn answer<T: Fn() -> Option<PageToken> + Send + Sync + 'static>(
     access: Arc<Access<T>>,
-    turns: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     backend: Arc<impl AdminBackend>,
     request: Request<Incoming>,
 ) -> HttpResponse {
@@ -65,7 +65,7 @@ async fn answer<T: Fn() -> Option<PageToken> + Send + Sync + 'static>(
             refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             refused
         }
-        Ok(request) => page(&turns, backend, &request).await,
+        Ok(request) => page(&permits, backend, &request).await,
         Err(refused) => refused,
     };
     let headers = answer.headers_mut();
@@ -75,7 +75,7 @@ async fn answer<T: Fn() -> Option<PageToken> + Send + Sync + 'static>(
 }
 
 async fn page(
-    turns: &Semaphore,
+    permits: &Semaphore,
     backend: Arc<impl AdminBackend>,
     request: &Request<Incoming>,
 ) -> HttpResponse {
@@ -91,7 +91,7 @@ async fn page(
         "/live" | "/explain" => {}
         _ => return tidegate_http::text(StatusCode::NOT_FOUND, "404: the page is at /\n"),
     }
-    let _turn = turns.acquire().await;
+    let _permit = permits.acquire().await;
     let computed = tokio::task::spawn_blocking(move || {
         if path == "/live" {
             view(&*backend, &parameters).map(|view| {
@@ -204,7 +204,7 @@ fn service(
 fn network(status: &Status) -> Vec<(&'static str, Table)> {
     let bgp = status.announce.iter().filter_map(|announce| announce.bgp.as_ref());
     let peers = bgp.flat_map(|bgp| bgp.peers.clone()).collect::<Vec<_>>();
-    let mut gateways = Table::new(&["PEER", "NAME", "STATE", "HEARD", "WAITING"]);
+    let mut gateways = Table::new(&["PEER", "NAME", "STATE", "LAST RECEIVED", "WAITING"]);
     for peer in status.flow_sharing.iter().flat_map(|sharing| &sharing.peers) {
         gateways.row([
             peer.address.clone(),

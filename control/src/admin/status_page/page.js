@@ -2,7 +2,7 @@
 "use strict";
 
 const element = (id) => document.getElementById(id);
-// The server ends each response after one event, and the browser asks again. After this time, something is wrong.
+// The server ends each response after one event, and the browser requests the next one. After this time, something is wrong.
 const SILENCE_MAX_MS = 10_000;
 
 let source = null;
