@@ -6,7 +6,7 @@
 //!
 //! May depend on: the crates below `dataplane/`: `tidegate-pipeline` (decisions on packets), `tidegate-snapshot`,
 //! `tidegate-conntrack`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`, `tidegate-capture`, `tidegate-probe`
-//! (connections of health checks), `tidegate-host` (files, rtnetlink); and `dpdk`. May not depend on: the control plane.
+//! (connections of health checks), `tidegate-host` (files, rtnetlink), `tidegate-events`; and `dpdk`. May not depend on: the control plane.
 //!
 //! Invariant: workers share only snapshots, bounded queues and atomics. A worker's loop takes no lock and allocates
 //! nothing, and the control plane never waits indefinitely for a worker.

@@ -7,16 +7,15 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use ipnet::IpNet;
+use tidegate_events::{Event, Field, ObjectKind, Reason};
 use tidegate_model::config::AnnounceConfig;
+use tidegate_policy::reconcile::view::ServiceView;
 
 use crate::damping::Damping;
 use crate::decide::{self, Gateway, Input, Vip, Withheld};
 use crate::inputs::Round;
 use crate::routes::{Routes, outside_of_pools, routes};
 use crate::snat::{self, SnatRoutes};
-
-/// How many of the VIPs that are withdrawn together are named in the log.
-const NAMED_IN_LOG: usize = 10;
 
 /// The latest decision.
 #[derive(Debug, Default)]
@@ -67,13 +66,7 @@ impl Decision {
         if let Some((_, before)) = self.made_from
             && before.withheld() != gateway.withheld()
         {
-            match gateway.withheld() {
-                Some(_) if self.announced.is_empty() => {}
-                Some(reason) => {
-                    tracing::warn!(%reason, vips = self.announced.len(), "withdrew all VIPs");
-                }
-                None => tracing::info!("announcing VIPs again"),
-            }
+            record_gateway(gateway, self.announced.len());
         }
         self.made_from = Some((changes, gateway));
         let announced = &self.announced;
@@ -98,23 +91,17 @@ impl Decision {
         let announces = |vip: &Vip| vip.withheld.is_none();
         let next: BTreeSet<IpAddr> =
             vips.iter().filter(|(_, vip)| announces(vip)).map(|(&address, _)| address).collect();
-        for (n, &vip) in self.announced.difference(&next).enumerate() {
+        for &vip in self.announced.difference(&next) {
             self.damping.withdrawn(vip, now);
-            if gateway.withheld().is_none() && n < NAMED_IN_LOG {
-                let reason = vips.get(&vip).and_then(|vip| vip.withheld).map_or("released", Withheld::as_str);
-                tracing::info!(%vip, reason, "withdrew the VIP");
+            if gateway.withheld().is_none() {
+                record_withdrawn(vip, vips.get(&vip).and_then(|vip| vip.withheld), round);
             }
-        }
-        let withdrawn = self.announced.difference(&next).count();
-        if gateway.withheld().is_none() && withdrawn > NAMED_IN_LOG {
-            tracing::info!(
-                vips = withdrawn - NAMED_IN_LOG,
-                "withdrew further VIPs; not logging each of them"
-            );
         }
         for &vip in next.difference(&self.announced) {
             self.damping.announced(vip, now);
-            tracing::debug!(%vip, "announced the VIP");
+            if self.vips.get(&vip).is_some_and(|vip| vip.withheld.is_some()) && gateway.withheld().is_none() {
+                record(Reason::VipAnnounced, vip, "announced the VIP", "", round);
+            }
         }
         self.damping.forget(now);
         self.announced = next;
@@ -137,4 +124,35 @@ impl Decision {
         snat::add(snat, gateway, &mut self.routes, &mut self.kernel_routes);
         self.last_resort = snat::last_resort(snat);
     }
+}
+
+/// Records that all of these VIPs are withdrawn because of the gateway, or announced again.
+fn record_gateway(gateway: Gateway, vips: usize) {
+    match gateway.withheld() {
+        Some(_) if vips == 0 => {}
+        Some(reason) => {
+            let event = Event::of_gateway(Reason::VipsWithdrawn, "withdrew all VIPs");
+            tidegate_events::record(
+                event.text(Field::Reason, reason.as_str()).number(Field::Vips, vips as u64),
+            );
+        }
+        None => tidegate_events::record(Event::of_gateway(Reason::VipsAnnounced, "announcing VIPs again")),
+    }
+}
+
+/// Records that a VIP is withdrawn. If its Service no longer has it, the event of the Service says so.
+fn record_withdrawn(vip: IpAddr, why: Option<Withheld>, round: &Round) {
+    match why {
+        Some(why) => record(Reason::VipWithdrawn, vip, "withdrew the VIP", why.as_str(), round),
+        None => tracing::debug!(%vip, "withdrew the released VIP"),
+    }
+}
+
+fn record(reason: Reason, vip: IpAddr, message: &str, why: &str, round: &Round) {
+    let event = Event::new(reason, ObjectKind::Vip, &vip.to_string(), message).text(Field::Reason, why);
+    let has_vip = |service: &ServiceView| service.vips.iter().any(|one| one.address == vip);
+    tidegate_events::record(match round.outcome.services.iter().find(|service| has_vip(service)) {
+        Some(service) => event.of_service(&service.namespace, &service.name),
+        None => event,
+    });
 }

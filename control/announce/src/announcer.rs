@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use tidegate_model::config::BgpConfig;
 
 use crate::announced_routes::Decision;
-use crate::bird::Bird;
 use crate::bird::config::{Files, InitialExport, Waiting};
+use crate::bird::{Bird, record_failure};
 use crate::decide::Gateway;
 use crate::first_bfd::FirstBfd;
 pub use crate::inputs::{Condition, Round, Serves, Setup};
@@ -281,13 +281,10 @@ impl Worker {
                 Ok(bird) => (self.bird, self.no_bird) = (Some(bird), None),
                 Err(error) => {
                     let directory = self.directory.display();
-                    let why = Some(format!("cannot create BIRD's directory {directory}: {error}"));
-                    if self.no_bird != why {
-                        tracing::error!(
-                            reason = why,
-                            "BIRD does not work, so nothing is announced by BGP; trying again"
-                        );
-                        self.no_bird = why;
+                    let why = format!("cannot create BIRD's directory {directory}: {error}");
+                    if self.no_bird.as_ref() != Some(&why) {
+                        record_failure(&why);
+                        self.no_bird = Some(why);
                     }
                     return false;
                 }

@@ -5,8 +5,8 @@
 //! announces the prefixes, and [`kernel`] adds them as routes to a kernel table. [`announcer`] is the thread that runs
 //! all of this, and [`status`] is what it reports.
 //!
-//! May depend on: `tidegate-model` (the configuration), `tidegate-policy` (the Services) and `tidegate-host` (files,
-//! rtnetlink). May not: the dataplane, an API server. The daemon reports whether the gateway forwards.
+//! May depend on: `tidegate-model` (the configuration), `tidegate-policy` (the Services), `tidegate-events` and
+//! `tidegate-host` (files, rtnetlink). May not: the dataplane, an API server. The daemon reports whether the gateway forwards.
 //!
 //! Invariant: withdrawals are immediate. Whatever fails here, the gateway keeps forwarding.
 

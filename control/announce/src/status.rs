@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use jiff::civil::DateTime;
 use jiff::{SignedDuration, Timestamp};
+use tidegate_events::{Event, Field, ObjectKind, Reason};
 
 use crate::bird::replies::{Protocols, Session, SessionState};
 use crate::decide::{Vip, Withheld};
@@ -134,10 +135,10 @@ impl PeerStatus {
             let (peer, asn, is_up) = (self.address, self.asn, session.state == SessionState::Established);
             if is_up {
                 self.established += 1;
-                tracing::info!(%peer, asn, "BGP session established");
+                record(Reason::BgpUp, peer, asn, "BGP session established", "");
             } else if self.is_up() {
                 let reason = session.last_error.as_deref().unwrap_or("unknown");
-                tracing::warn!(%peer, asn, reason, "BGP session ended");
+                record(Reason::BgpDown, peer, asn, "BGP session ended", reason);
             }
             (self.since, self.since_instant) = (Timestamp::now(), now);
         }
@@ -149,11 +150,35 @@ impl PeerStatus {
         // BIRD forgets the error when the session is up again, but operators look for it later.
         let last_error = session.last_error.clone().or_else(|| self.session.last_error.take());
         self.session = Session { last_error, ..session };
-        self.bfd = has_bfd.then(|| {
+        let bfd = has_bfd.then(|| {
             let state = protocols.and_then(|all| all.bfd.get(&self.address));
             state.cloned().unwrap_or_else(|| "Down".to_owned())
         });
+        match (is_bfd_up(self.bfd.as_deref()), is_bfd_up(bfd.as_deref())) {
+            (false, true) => record(Reason::BfdUp, self.address, self.asn, "BFD is up", ""),
+            (true, false) if has_bfd => {
+                record(
+                    Reason::BfdDown,
+                    self.address,
+                    self.asn,
+                    "BFD is down",
+                    bfd.as_deref().unwrap_or_default(),
+                );
+            }
+            _ => {}
+        }
+        self.bfd = bfd;
     }
+}
+
+fn is_bfd_up(state: Option<&str>) -> bool {
+    state == Some("Up")
+}
+
+/// Records a change of a session with a peer.
+fn record(reason: Reason, peer: IpAddr, asn: u32, message: &str, why: &str) {
+    let event = Event::new(reason, ObjectKind::Peer, &peer.to_string(), message);
+    tidegate_events::record(event.number(Field::Asn, asn.into()).text(Field::Reason, why));
 }
 
 impl PeerStatus {

@@ -12,7 +12,7 @@
 //!
 //! May depend on: `tidegate-model`, `tidegate-source` (the connection, and the state of the source), `tidegate-policy`
 //! (the results to write), `tidegate-spec` (ownership of VIPs, token buckets), `tidegate-structures` (the text of a
-//! difference), `tidegate-host` (the clock since boot). May not depend on health checks or the dataplane.
+//! difference), `tidegate-events` (this gateway's own log), `tidegate-host` (the clock since boot). May not depend on health checks or the dataplane.
 //!
 //! Invariant: forwarding never waits for anything here, whatever the API server does. Only the leader writes Services
 //! and AddressPools. Every gateway writes its own `GatewayStatus`.

@@ -6,7 +6,7 @@
 //!
 //! Invariant: the same objects give equal [`Objects`] from either source ([`manifest`] decodes for both).
 //!
-//! May depend on: `tidegate-model`, `tidegate-host` (atomic files). May not depend on the dataplane or on
+//! May depend on: `tidegate-model`, `tidegate-events`, `tidegate-host` (atomic files). May not depend on the dataplane or on
 //! `tidegate-policy`, which decides on the objects.
 
 pub mod directory;

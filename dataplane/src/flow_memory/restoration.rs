@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use tidegate_conntrack::NotRestored;
+use tidegate_events::{Event, Field, Reason};
 use tidegate_pipeline::pipeline::{KnownIds, Pipeline, RestoreCounts};
 use tidegate_snapshot::Snapshot;
 use tidegate_spec::now::Now;
@@ -162,11 +163,12 @@ impl Restoration {
             .filter(|(_, count)| *count > 0)
             .map(|(why, count)| format!("{}={count}", why.as_str()))
             .collect();
-        tracing::info!(
-            restored = sum.restored,
-            not_restored = not_restored.join(" "),
-            took_ms = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX),
-            "restored flows of the earlier process"
+        let event = Event::of_gateway(Reason::FlowsRestored, "restored flows of the earlier process");
+        tidegate_events::record(
+            event
+                .number(Field::Restored, sum.restored)
+                .text(Field::NotRestored, not_restored.join(" "))
+                .number(Field::TookMs, u64::try_from(longest.as_millis()).unwrap_or(u64::MAX)),
         );
         // Every worker has read the files.
         let earlier = std::mem::take(&mut *self.earlier.write().unwrap_or_else(PoisonError::into_inner));

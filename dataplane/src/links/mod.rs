@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use tidegate_events::{Event, Field, ObjectKind, Reason};
 use tidegate_spec::ids::InterfaceIndex;
 use tidegate_wire::MacAddr;
 
@@ -347,10 +348,12 @@ impl Links {
             return;
         }
         drop(table);
-        match state {
-            LinkState::Up => tracing::info!(interface = name, %state, "link up"),
-            _ => tracing::warn!(interface = name, %state, "link lost: the gateway is not ready"),
-        }
+        let (reason, message) = match state {
+            LinkState::Up => (Reason::LinkUp, "link up"),
+            _ => (Reason::LinkDown, "link lost: the gateway is not ready"),
+        };
+        let event = Event::new(reason, ObjectKind::Interface, &name, message);
+        tidegate_events::record(event.text(Field::State, state.to_string()));
         if state == LinkState::Up
             && let Some(wants) = self.wants.get(interface)
         {
@@ -465,10 +468,12 @@ impl Links {
             return;
         }
         drop(table);
-        match state {
-            LinkState::Up => tracing::info!(interface = name, tap, %state, "tap up"),
-            _ => tracing::warn!(interface = name, tap, %state, "tap lost: the gateway is not ready"),
-        }
+        let (reason, message) = match state {
+            LinkState::Up => (Reason::TapUp, "tap up"),
+            _ => (Reason::TapDown, "tap lost: the gateway is not ready"),
+        };
+        let event = Event::new(reason, ObjectKind::Interface, &name, message);
+        tidegate_events::record(event.text(Field::Tap, tap).text(Field::State, state.to_string()));
         if state == LinkState::Up
             && let Some(wants) = self.wants.get(interface)
         {

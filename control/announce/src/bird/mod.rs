@@ -19,6 +19,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use tidegate_events::{Event, Field, Reason};
 use tidegate_host::atomic_file;
 
 use self::config::Files;
@@ -177,7 +178,8 @@ impl Bird {
         let is_restart = self.starts > 0;
         match Process::start(&self.program, &self.directory, is_restart && self.recovers) {
             Ok(process) => {
-                tracing::info!(pid = process.pid(), "BIRD started");
+                tracing::debug!(pid = process.pid(), "started a BIRD process");
+                tidegate_events::record(Event::of_gateway(Reason::BirdStarted, "BIRD started"));
                 self.starts += 1;
                 self.restarts += u64::from(is_restart);
                 self.running = Some(Running::new(process, self.wanted.clone(), now));
@@ -352,7 +354,7 @@ impl Bird {
 
     fn fail(&mut self, why: String) {
         if self.last_error.as_ref() != Some(&why) {
-            tracing::error!(reason = why, "BIRD does not work, so nothing is announced by BGP; trying again");
+            record_failure(&why);
         }
         self.last_error = Some(why);
     }
@@ -381,6 +383,12 @@ fn create_directory(directory: &Path) -> io::Result<()> {
 }
 
 /// A configuration for tests.
+/// Records that nothing is announced by BGP, with the reason.
+pub(crate) fn record_failure(why: &str) {
+    let message = "BIRD does not work, so nothing is announced by BGP; trying again";
+    tidegate_events::record(Event::of_gateway(Reason::BirdFailed, message).text(Field::Reason, why));
+}
+
 #[cfg(test)]
 pub(crate) fn without_peers(program: &str) -> tidegate_model::config::BgpConfig {
     tidegate_model::config::BgpConfig {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, ListParams, PostParams};
+use tidegate_events::{Event, Field, ObjectKind, Reason};
 use tidegate_model::objects::{Labels, ObjectKey};
 use tidegate_policy::reconcile::{OwnerGroup, owner_key};
 use tidegate_source::kubernetes::Connector;
@@ -343,7 +344,8 @@ impl Task {
                 }
                 if is_new {
                     self.owners.taken.fetch_add(1, Ordering::Relaxed);
-                    tracing::info!(lease = group, "this gateway owns the VIPs of the Lease");
+                    let message = "this gateway owns the VIPs of the Lease";
+                    tidegate_events::record(Event::new(Reason::VipOwned, ObjectKind::Group, &group, message));
                 }
                 None
             }
@@ -367,6 +369,15 @@ impl Task {
             gone.into_iter().for_each(|group| {
                 self.ownership.grant(owner_key(group), BootTime(0));
             });
+            let own = gateway_of(&self.identity);
+            for (group, _) in before.iter().filter(|(_, holder)| holder.as_deref() == Some(own)) {
+                let holder = now.get(group).and_then(Option::as_deref);
+                if holder != Some(own) {
+                    let message = "this gateway no longer owns the VIPs of the Lease";
+                    let event = Event::new(Reason::VipReleased, ObjectKind::Group, group, message);
+                    tidegate_events::record(event.text(Field::By, holder.unwrap_or_default()));
+                }
+            }
             let is_new = **before != now;
             if is_new {
                 *before = Arc::new(now);

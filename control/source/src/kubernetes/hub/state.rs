@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use tidegate_events::{Event, Field, ObjectKind, Reason};
 use tokio::sync::watch;
 
 use crate::SourceState;
@@ -19,13 +20,15 @@ pub(super) struct State {
     pub(super) server: String,
     /// The last logged error, and when it was logged.
     logged: Option<(String, Instant)>,
+    /// Whether the current outage was recorded as an event.
+    is_lost: bool,
     published: watch::Sender<SourceState>,
 }
 
 impl State {
     pub(super) fn new(published: watch::Sender<SourceState>) -> Self {
         let now = published.borrow().clone();
-        Self { now, server: String::new(), logged: None, published }
+        Self { now, server: String::new(), logged: None, is_lost: false, published }
     }
 
     /// Records whether every kind is watched. `failure`: why the last attempt failed; `lacks`: a kind that the API
@@ -34,7 +37,9 @@ impl State {
         let now = Timestamp::now();
         if self.now.connected != connected {
             if connected {
-                tracing::info!(server = self.server, "connected to the API server: all kinds are watched");
+                let message = "connected to the API server: all kinds are watched";
+                record(Reason::SourceConnected, &self.server, message, "");
+                self.is_lost = false;
             } else {
                 self.now.last_sync = Some(now);
             }
@@ -53,18 +58,18 @@ impl State {
         let pause =
             |(text, at): &(String, Instant)| at.elapsed() < if text == error { LOG_REPEAT } else { LOG_MIN };
         if !self.logged.as_ref().is_some_and(pause) {
-            let since = self.now.since;
-            match is_response {
-                true => tracing::warn!(
-                    %since,
-                    error,
+            let message = match is_response {
+                true => {
                     "the API server responds, but cannot provide the objects of one kind; keeping the last known ones"
-                ),
-                false => tracing::warn!(
-                    %since,
-                    error,
-                    "the API server is unavailable; keeping the last known objects"
-                ),
+                }
+                false => "the API server is unavailable; keeping the last known objects",
+            };
+            // An outage is one event. Later errors are only logged.
+            if std::mem::replace(&mut self.is_lost, true) {
+                let since = self.now.since;
+                tracing::warn!(%since, error, "{message}");
+            } else {
+                record(Reason::SourceLost, &self.server, message, error);
             }
             self.logged = Some((error.clone(), Instant::now()));
         }
@@ -80,4 +85,9 @@ impl State {
             differs
         });
     }
+}
+
+fn record(reason: Reason, server: &str, message: &str, error: &str) {
+    let event = Event::new(reason, ObjectKind::Source, server, message);
+    tidegate_events::record(event.text(Field::Error, error));
 }
