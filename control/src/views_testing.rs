@@ -55,5 +55,6 @@ pub(crate) fn service(name: &str, ports: Vec<PortView>) -> ServiceView {
         mode: None,
         bgp: Default::default(),
         created: None,
+        since: None,
     }
 }

@@ -1,17 +1,19 @@
 //! Tests of the commands that query the daemon: columns, formats, filters and exit codes. The admin socket and the
 //! binary are real, and the daemon's state is simulated; the end-to-end tests query a real daemon.
 
+use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate::admin::{AdminBackend, Server};
 use tidegate_admin_api::explain::{Explanation, Packet, Step};
 use tidegate_admin_api::*;
+use tidegate_events::{Event, Field, ObjectKind, Reason, Recorder};
 use tidegate_model::objects::ServiceType;
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::{ForwardingMode, Protocol};
@@ -22,6 +24,7 @@ struct Daemon {
     /// The drain of the gateway, and the number of further status queries that still see packets.
     gateway: Mutex<(GatewayDrainState, u32)>,
     requests: AtomicU64,
+    events: OnceLock<Recorder>,
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -84,6 +87,7 @@ fn service(namespace: &str, name: &str, ports: Vec<PortView>, pending: Option<&s
         mode: None,
         bgp: Default::default(),
         created: None,
+        since: None,
     }
 }
 
@@ -113,6 +117,22 @@ fn flow(client: &str, is_live: bool) -> FlowRow {
 }
 
 impl Daemon {
+    /// A recorder with two events.
+    fn recorder(&self) -> &Recorder {
+        self.events.get_or_init(|| {
+            let recorder = Recorder::in_memory(100);
+            let down = Event::new(
+                Reason::BackendDown,
+                ObjectKind::Backend,
+                "10.0.0.2:8080",
+                "backend down; 1 of 2 left",
+            );
+            recorder.record(down.of_service("default", "web").number(Field::Left, 1));
+            recorder.record(Event::new(Reason::LinkDown, ObjectKind::Interface, "uplink", "link lost"));
+            recorder
+        })
+    }
+
     /// The current drain status. After some queries the drain is complete.
     fn gateway_drain(&self) -> GatewayDrainStatus {
         let mut gateway = self.gateway.lock().expect("no test panics with the lock");
@@ -190,6 +210,11 @@ impl AdminBackend for Daemon {
         let more = flows.len() > query.limit;
         flows.truncate(query.limit);
         Ok(FlowsAnswer { workers, flows, more, ..FlowsAnswer::default() })
+    }
+
+    fn events(&self, selection: &EventsSelection) -> EventsAnswer {
+        let events = self.recorder().select(selection);
+        EventsAnswer { events: events.iter().map(|event| EventRow::from(&**event)).collect() }
     }
 
     fn drops(&self) -> DropsAnswer {
@@ -322,6 +347,7 @@ impl AdminBackend for Daemon {
 
 /// A server with the simulated daemon, and the binary that queries it.
 struct Lab {
+    daemon: Arc<Daemon>,
     directory: TempDir,
     _server: Server,
     _runtime: tokio::runtime::Runtime,
@@ -337,9 +363,10 @@ impl Lab {
             .expect("a runtime");
         let inside = runtime.enter();
         let path = directory.path().join("tidegate.sock");
-        let server = Server::start(&path, Arc::new(Daemon::default())).expect("it binds");
+        let daemon = Arc::new(Daemon::default());
+        let server = Server::start(&path, Arc::clone(&daemon)).expect("it binds");
         drop(inside);
-        Self { directory, _server: server, _runtime: runtime }
+        Self { daemon, directory, _server: server, _runtime: runtime }
     }
 
     fn socket(&self) -> PathBuf {
@@ -375,10 +402,10 @@ fn services_show_in_kubectls_columns() {
     assert_eq!(
         lab.shown("services"),
         "\
-NAMESPACE     NAME    TYPE           VIP           PORT(S)         MODE     BACKENDS   STATUS       AGE
-default       web     LoadBalancer   203.0.113.1   80/TCP          nat      1/2        Programmed   <unknown>
-kube-system   dns     LoadBalancer   <pending>     <none>          <none>   0/0        Pending      <unknown>
-kube-system   mixed   LoadBalancer   203.0.113.1   80/TCP,99/TCP   nat      1/2        Partial      <unknown>
+NAMESPACE     NAME    TYPE           VIP           PORT(S)         MODE     BACKENDS   STATUS       SINCE       AGE
+default       web     LoadBalancer   203.0.113.1   80/TCP          nat      1/2        Programmed   <unknown>   <unknown>
+kube-system   dns     LoadBalancer   <pending>     <none>          <none>   0/0        Pending      <unknown>   <unknown>
+kube-system   mixed   LoadBalancer   203.0.113.1   80/TCP,99/TCP   nat      1/2        Partial      <unknown>   <unknown>
 "
     );
     let wide = lab.shown("services -o wide");
@@ -411,9 +438,9 @@ fn backends_report_their_state_and_the_reason() {
     assert_eq!(
         lab.shown("backends web"),
         "\
-NAMESPACE   SERVICE   PORT     VIP           BACKEND         STATE    REASON      WEIGHT   CONNECTIONS
-default     web       80/TCP   203.0.113.1   10.0.0.1:8080   Active   Ready       1        5
-default     web       80/TCP   203.0.113.1   10.0.0.2:8080   Down     Unhealthy   1        5
+NAMESPACE   SERVICE   PORT     VIP           BACKEND         STATE    REASON      SINCE       WEIGHT   CONNECTIONS
+default     web       80/TCP   203.0.113.1   10.0.0.1:8080   Active   Ready       <unknown>   1        5
+default     web       80/TCP   203.0.113.1   10.0.0.2:8080   Down     Unhealthy   <unknown>   1        5
 "
     );
     let wide = lab.shown("backends -o wide");
@@ -455,6 +482,39 @@ fn status_flows_drops_and_pools_show_what_matters() {
     let pools = lab.shown("pools --no-headers");
     assert_eq!(pools, "public   16   16   0   Full\nold      16   12   4   Disabled\n");
     assert_eq!(lab.shown("metrics"), "tidegate_drops_total{reason=\"no_route\"} 2\n");
+}
+
+#[test]
+fn events_are_selected_by_service_and_time_and_followed() {
+    let lab = Lab::new();
+    let table = lab.shown("events -o wide");
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["TIME", "LEVEL", "REASON", "OBJECT", "SERVICE", "MESSAGE", "DETAILS"]);
+    assert_eq!(&lines[1][1..5], ["info", "BackendDown", "backend/10.0.0.2:8080", "default/web"], "{table}");
+    assert!(table.lines().nth(1).is_some_and(|line| line.ends_with("1 of 2 left   left=1")), "{table}");
+    assert_eq!(&lines[2][1..5], ["warning", "LinkDown", "interface/uplink", "<none>"], "{table}");
+    assert_eq!(lab.shown("events --service default/web --no-headers").lines().count(), 1);
+    assert_eq!(lab.shown("events --since 1h --no-headers").lines().count(), 2);
+    let event = &lab.json("events -o json")["items"][0];
+    assert_eq!((&event["reason"], &event["fields"]["left"]), (&"BackendDown".into(), &1.into()));
+    assert_eq!(lab.run("events --service shop/web"), (0, String::new(), "No resources found\n".into()));
+    for wrong in ["events --service web", "events --since yesterday"] {
+        assert_eq!(lab.run(wrong).0, 2, "{wrong}");
+    }
+
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["events", "--watch", "--no-headers", "-o", "json", "--socket"]).arg(lab.socket());
+    let mut watching = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
+    let mut shown = BufReader::new(watching.stdout.take().expect("a pipe")).lines();
+    let mut next = || -> Value {
+        let line = shown.next().expect("it follows").expect("text");
+        serde_json::from_str(&line).expect("JSON")
+    };
+    assert_eq!([next()["reason"].clone(), next()["reason"].clone()], ["BackendDown", "LinkDown"]);
+    lab.daemon.recorder().record(Event::new(Reason::LinkUp, ObjectKind::Interface, "uplink", "link up"));
+    assert_eq!(next()["reason"], "LinkUp");
+    watching.kill().expect("it runs");
+    watching.wait().expect("it ends");
 }
 
 #[test]

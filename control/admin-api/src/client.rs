@@ -11,6 +11,7 @@ use hyper::header::HOST;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use tidegate_events::Selection;
 use tidegate_host::boot_time;
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::ownership::BootTime;
@@ -18,6 +19,7 @@ use tokio::net::UnixStream;
 
 use super::drain::{DrainAnswer, GatewayDrainAnswer};
 use super::error::ErrorAnswer;
+use super::events::{self, EventsAnswer};
 use super::flows::FlowsAnswer;
 use super::flows_query::FlowsQuery;
 use super::pools::PoolsAnswer;
@@ -118,6 +120,13 @@ impl Client {
     /// `GET /v1/drops`.
     pub async fn drops(&self) -> Result<DropsAnswer, ClientError> {
         self.read("drops", &[]).await
+    }
+
+    /// `GET /v1/events`.
+    pub async fn events(&self, selection: &Selection) -> Result<EventsAnswer, ClientError> {
+        let pairs = events::pairs(selection);
+        let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        self.read("events", &pairs).await
     }
 
     /// `GET /v1/pools`.

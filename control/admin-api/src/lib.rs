@@ -8,6 +8,7 @@
 //! | `GET /v1/status` | [`Status`] |
 //! | `GET /v1/services`, `backends` | [`ServicesAnswer`], [`BackendsAnswer`] |
 //! | `GET /v1/drops`, `traffic` | [`DropsAnswer`], [`TrafficAnswer`] |
+//! | `GET /v1/events?service=S&since=T&after=N` | [`EventsAnswer`] |
 //! | `GET /v1/pools` | [`PoolsAnswer`] |
 //! | `GET /v1/flows?service=S&backend=B&client=A&limit=N` | [`FlowsAnswer`] |
 //! | `POST /v1/watch?host=A&service=S&...` | [`WatchAnswer`]; [`WatchQuery`] has the keys |
@@ -27,7 +28,7 @@
 //! The field names also appear in `-o json` and `-o yaml`, so they are an interface: fields are added, not renamed.
 //! Counters count since the daemon's start.
 //!
-//! May depend on: `tidegate-model` (names), `tidegate-policy` (views of Services), `tidegate-spec`
+//! May depend on: `tidegate-model` (names), `tidegate-events`, `tidegate-policy` (views of Services), `tidegate-spec`
 //! (protocols), `tidegate-host` (the clock since boot). May not: DPDK, the dataplane, an API server.
 //!
 //! Invariant: an invalid request gets a 4xx answer with an [`ErrorAnswer`] that lists what is accepted.
@@ -36,6 +37,7 @@ mod announce;
 mod client;
 mod drain;
 mod error;
+mod events;
 pub mod explain;
 mod findings;
 mod flow_sharing;
@@ -56,6 +58,7 @@ pub use announce::{AnnounceStatus, BgpPeerStatus, BgpStatus, KernelRoutesStatus,
 pub use client::{Client, ClientError};
 pub use drain::{DrainAnswer, DrainRequester, GatewayDrainAnswer, GatewayDrainState, GatewayDrainStatus};
 pub use error::{AdminError, ErrorAnswer};
+pub use events::{EventRow, EventsAnswer, selection as events_selection};
 pub use findings::{CONFIGURATION_REFUSED, FindingView};
 pub use flow_sharing::{FlowPeerStatus, FlowSharingStatus};
 pub use flows::{FlowRow, FlowRowKind, FlowsAnswer, WorkerFlows};
@@ -69,6 +72,7 @@ pub use services::{
     VipView,
 };
 pub use status::{ClusterStatus, RestoredStatus, SourceStatus, Status};
+pub use tidegate_events::Selection as EventsSelection;
 pub use tidegate_host::boot_time;
 pub use traffic::{DropsAnswer, ReasonCount, ServiceTraffic, TrafficAnswer};
 pub use watch::{SentFrame, UnwatchAnswer, WatchAnswer, WatchedAnswer, WatchedFrame, WatchedRow};

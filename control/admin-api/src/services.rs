@@ -47,6 +47,9 @@ pub struct BackendRow {
     pub protocol: String,
     /// The backend.
     pub backend: BackendView,
+    /// Since when it has been in its state, RFC 3339, over all ports of the Service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
     /// Its state in the packet path.
     #[serde(flatten)]
     pub forwarding: BackendForwarding,
@@ -86,6 +89,7 @@ impl BackendRow {
                     service_port: port.port,
                     protocol: port.protocol.to_string(),
                     backend: backend.clone(),
+                    since: None,
                     forwarding: forwarding(port, backend),
                 }));
             }

@@ -228,6 +228,7 @@ mod tests {
             mode: None,
             bgp: RouteAttributes::default(),
             created: None,
+            since: None,
         }
     }
 

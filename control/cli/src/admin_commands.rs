@@ -25,7 +25,7 @@ use super::cluster::{Query, Server};
 use super::failure::Failure;
 use super::invocation::plugin_name;
 use super::output::Style;
-use super::{status_tables, tables, top, watch};
+use super::{events, status_tables, tables, top, watch};
 
 /// Exit code of `drain --gateway` if packets still arrive at the timeout.
 const NOT_DRAINED: u8 = 3;
@@ -49,6 +49,8 @@ pub enum AdminCommand {
     Drops(Common),
     /// List the address pools and their usage
     Pools(Named),
+    /// Show what happened: backends, Services, VIPs, links, BGP sessions and others that changed state
+    Events(Events),
     /// Stop new flows to a backend, or to all backends of a node; existing flows continue. With --gateway, take this
     /// gateway out of service and wait until no more packets arrive
     Drain(DrainArgs),
@@ -224,6 +226,15 @@ pub struct Capture {
     socket: SocketArg,
 }
 
+/// Options of `events`.
+#[derive(Debug, Args)]
+pub struct Events {
+    #[command(flatten)]
+    selection: events::Selection,
+    #[command(flatten)]
+    common: Common,
+}
+
 /// Options of `top`.
 #[derive(Debug, Args)]
 pub struct Top {
@@ -250,6 +261,11 @@ pub(super) fn run(command: AdminCommand) -> anyhow::Result<ExitCode> {
                 output.style().print(out, &drops, || tables::drops(&drops))?;
             }
             AdminCommand::Pools(named) => pools(&named, out).await?,
+            AdminCommand::Events(Events { selection, common }) => {
+                common.socket.require_gateway("events")?;
+                let style = common.output.style();
+                report_if_empty(events::run(&client(&common.socket), &selection, style, out).await?, None);
+            }
             AdminCommand::Drain(DrainArgs { target: Target { target: None, common, .. }, timeout }) => {
                 common.socket.require_gateway("drains")?;
                 drain_gateway(&client(&common.socket), timeout, common.output.style(), out).await?;
@@ -488,7 +504,11 @@ async fn backends(listing: &Listing, out: &mut impl Write) -> Result<(), Failure
     listing.common.socket.require_gateway("backends")?;
     let mut rows = client(&listing.common.socket).backends().await?.backends;
     rows.retain(|row| listing.wants(&row.namespace, &row.service));
-    listing.common.output.style().print_list(out, &rows, || tables::backends(&rows))?;
+    listing
+        .common
+        .output
+        .style()
+        .print_list(out, &rows, || tables::backends(&rows, jiff::Timestamp::now()))?;
     listing.end(rows.len(), rows.iter().map(|row: &BackendRow| row.service.as_str()))
 }
 

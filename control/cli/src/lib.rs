@@ -17,6 +17,7 @@ mod args;
 mod cluster;
 mod cluster_tables;
 mod crds;
+mod events;
 mod explain;
 mod failure;
 mod invocation;

@@ -29,6 +29,7 @@ pub fn services(services: &[ServiceView], now: Timestamp) -> Table {
         "MODE",
         "BACKENDS",
         "STATUS",
+        "SINCE",
         "AGE",
         "+POOL",
         "+ANNOUNCED",
@@ -58,7 +59,8 @@ pub fn services(services: &[ServiceView], now: Timestamp) -> Table {
             modes.into_iter().collect::<Vec<_>>().join(","),
             backends_of(service),
             state_of(service).to_owned(),
-            age_of(service, now),
+            age_of(service.since.as_deref(), now),
+            age_of(service.created.as_deref(), now),
             pools.into_iter().collect::<Vec<_>>().join(","),
             announced(service),
             message_of(service),
@@ -118,9 +120,10 @@ fn has_no_next_hop(service: &ServiceView) -> bool {
     service.ports.iter().flat_map(|port| &port.backends).any(|one| one.why == BackendWhy::NoNextHop)
 }
 
-fn age_of(service: &ServiceView, now: Timestamp) -> String {
-    let created = service.created.as_ref().and_then(|text| text.parse::<Timestamp>().ok());
-    let seconds = created.map(|at| u64::try_from(now.as_second() - at.as_second()).unwrap_or(0));
+/// The time since then, if it is known.
+fn age_of(time: Option<&str>, now: Timestamp) -> String {
+    let time = time.and_then(|text| text.parse::<Timestamp>().ok());
+    let seconds = time.map(|at| u64::try_from(now.as_second() - at.as_second()).unwrap_or(0));
     seconds.map_or_else(|| "<unknown>".to_owned(), age)
 }
 
@@ -133,9 +136,9 @@ fn message_of(service: &ServiceView) -> String {
     whole.chain(&service.warnings).cloned().chain(of_ports).collect::<Vec<_>>().join("; ")
 }
 
-/// The table of `backends`.
+/// The table of `backends`. Ages are counted up to `now`.
 #[must_use]
-pub fn backends(rows: &[BackendRow]) -> Table {
+pub fn backends(rows: &[BackendRow], now: Timestamp) -> Table {
     let headers = [
         "NAMESPACE",
         "SERVICE",
@@ -144,6 +147,7 @@ pub fn backends(rows: &[BackendRow]) -> Table {
         "BACKEND",
         "STATE",
         "REASON",
+        "SINCE",
         "WEIGHT",
         "CONNECTIONS",
         "+HEALTH",
@@ -167,6 +171,7 @@ pub fn backends(rows: &[BackendRow]) -> Table {
             SocketAddr::new(backend.address, backend.port).to_string(),
             state(backend.state).to_owned(),
             why(backend.why).to_owned(),
+            age_of(row.since.as_deref(), now),
             backend.weight.to_string(),
             number(row.forwarding.connections),
             health(&backend.health),

@@ -35,6 +35,11 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn flows(&self, query: FlowsQuery) -> impl Future<Output = Result<api::FlowsAnswer, AdminError>> + Send;
     /// `drops`.
     fn drops(&self) -> api::DropsAnswer;
+    /// `events`: the kept events that are selected.
+    fn events(&self, selection: &api::EventsSelection) -> api::EventsAnswer {
+        let _ = selection;
+        api::EventsAnswer::default()
+    }
     /// `pools`.
     fn pools(&self) -> api::PoolsAnswer;
     /// What each service port forwarded.

@@ -11,7 +11,7 @@ use hyper::{Method, Request, StatusCode};
 use serde::Serialize;
 use tidegate_admin_api::explain::{Packet, Transport};
 use tidegate_admin_api::query::{self, BEFORE};
-use tidegate_admin_api::{AdminError, ErrorAnswer, FlowsQuery, WatchQuery, boot_time};
+use tidegate_admin_api::{AdminError, ErrorAnswer, FlowsQuery, WatchQuery, boot_time, events_selection};
 use tidegate_http::{HttpResponse, Limits};
 use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::ownership::BootTime;
@@ -23,7 +23,7 @@ use super::socket::{self, SocketFile};
 
 /// The paths of queries.
 const READ: &str =
-    "GET /v1/status, services, backends, flows, drops, pools, traffic, watched, metrics, explain";
+    "GET /v1/status, services, backends, events, flows, drops, pools, traffic, watched, metrics, explain";
 /// The paths of changes.
 const CHANGE: &str = "POST /v1/drain, undrain, reload, watch, unwatch, vrrp-check";
 
@@ -140,8 +140,8 @@ async fn route(
 ) -> Result<HttpResponse, AdminError> {
     let name = path.strip_prefix("/v1/").unwrap_or("");
     let (is_read, is_change) = match name {
-        "status" | "services" | "backends" | "flows" | "drops" | "pools" | "traffic" | "watched"
-        | "metrics" | "explain" => (true, false),
+        "status" | "services" | "backends" | "events" | "flows" | "drops" | "pools" | "traffic"
+        | "watched" | "metrics" | "explain" => (true, false),
         "drain" | "undrain" | "reload" | "watch" | "unwatch" | "vrrp-check" => (false, true),
         _ => return Err(AdminError::NotFound(format!("{path} is not known; accepted: {READ}; {CHANGE}"))),
     };
@@ -158,6 +158,7 @@ async fn route(
         "status" => ok(&backend.status()),
         "services" => ok(&backend.services()),
         "backends" => ok(&backend.backends()),
+        "events" => ok(&backend.events(&events_selection(query)?)),
         "flows" => ok(&backend.flows(FlowsQuery::parse(query)?).await?),
         "drops" => ok(&backend.drops()),
         "pools" => ok(&backend.pools()),

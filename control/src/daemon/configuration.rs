@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tidegate_admin_api::ReloadAnswer;
 use tidegate_dataplane::gateway::Dataplane;
+use tidegate_events::{Event, Field, Reason};
 use tidegate_model::config::{self, GatewayConfig, Loaded};
 use tidegate_model::diagnostic::{Diagnostic, Severity};
 use tidegate_policy::reconcile::Settings;
@@ -58,7 +59,7 @@ impl Configuration {
                 "{path}: reading the configuration, or a file that it names, timed out: keeping the previous \
                  configuration"
             );
-            tracing::error!("{refused}");
+            record(Reason::ConfigurationRefused, &refused, "");
             let answer = ReloadAnswer { accepted: false, report: vec![refused.clone()] };
             return Reloaded { answer, refused: Some(refused) };
         };
@@ -66,21 +67,23 @@ impl Configuration {
         let mut report: Vec<String> = loaded.report.iter().map(ToString::to_string).collect();
         let refused = match loaded.config {
             None => {
-                tracing::error!("refused the new configuration: keeping the previous one");
                 let is_error = |one: &&Diagnostic| one.severity == Severity::Error;
-                Some(loaded.report.iter().find(is_error).map_or_else(String::new, ToString::to_string))
+                let why = loaded.report.iter().find(is_error).map_or_else(String::new, ToString::to_string);
+                let message = "refused the new configuration: keeping the previous one";
+                record(Reason::ConfigurationRefused, message, &why);
+                Some(why)
             }
             Some(config) => {
                 let fixed = fixed_parts_that_differ(&self.config, &config).join(", ");
                 if fixed.is_empty() {
                     self.settings = settings(&config, dataplane);
                     self.config = config;
-                    tracing::info!("configuration reloaded");
+                    record(Reason::ConfigurationReloaded, "configuration reloaded", "");
                     None
                 } else {
                     let refused =
                         format!("a change of {fixed} needs a restart: keeping the previous configuration");
-                    tracing::error!("{refused}");
+                    record(Reason::ConfigurationRefused, &refused, "");
                     report.push(refused.clone());
                     Some(refused)
                 }
@@ -88,6 +91,10 @@ impl Configuration {
         };
         Reloaded { answer: ReloadAnswer { accepted: refused.is_none(), report }, refused }
     }
+}
+
+fn record(reason: Reason, message: &str, why: &str) {
+    tidegate_events::record(Event::of_gateway(reason, message).text(Field::Error, why));
 }
 
 /// The result of a reload.

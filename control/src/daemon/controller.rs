@@ -197,13 +197,11 @@ impl Controller {
         // The caller may stop waiting for the answer at any time.
         match command {
             Command::Drain(target, answer) => {
-                tracing::info!(%target, "draining");
                 self.gatherer.drained.insert(target);
                 self.gatherer.drained.save().await;
                 let _ = answer.send(self.drained());
             }
             Command::Undrain(target, answer) => {
-                tracing::info!(%target, "no longer draining");
                 let was_drained = self.gatherer.drained.remove(&target);
                 self.gatherer.drained.save().await;
                 let _ = answer.send(was_drained.then(|| self.drained()));

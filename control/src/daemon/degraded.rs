@@ -30,6 +30,7 @@ impl State {
             .chain(self.recreated_taps())
             .chain(self.route_fault())
             .chain(unsaved)
+            .chain(self.events.trouble())
             .chain(neighbors.shortage())
             .chain(announced.as_deref().map(announcements::degraded).unwrap_or_default())
             .chain(self.flow_sharing().iter().flat_map(Shown::troubles))

@@ -16,6 +16,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tidegate_events::{Event, ObjectKind, Reason};
 use tidegate_host::atomic_file;
 use tidegate_model::config::{GatewayConfig, SourceConfig};
 use tidegate_policy::reconcile::DrainTarget;
@@ -128,7 +129,9 @@ impl Drains {
 
     /// Adds a target.
     pub(super) fn insert(&mut self, target: DrainTarget) {
+        let event = Event::new(Reason::DrainBegun, ObjectKind::Target, &target.to_string(), "draining");
         if self.targets.insert(target) {
+            tidegate_events::record(event);
             self.changed();
         }
     }
@@ -137,6 +140,8 @@ impl Drains {
     pub(super) fn remove(&mut self, target: &DrainTarget) -> bool {
         let was_drained = self.targets.remove(target);
         if was_drained {
+            let (name, message) = (target.to_string(), "no longer draining");
+            tidegate_events::record(Event::new(Reason::DrainEnded, ObjectKind::Target, &name, message));
             self.changed();
         }
         was_drained

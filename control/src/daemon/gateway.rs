@@ -10,6 +10,7 @@ use std::time::Duration;
 use tidegate_admin_api::{DrainRequester, GatewayDrainState};
 use tidegate_announce::Announcer;
 use tidegate_cluster::cpu_time;
+use tidegate_events::{Event, ObjectKind, Reason};
 use tidegate_source::SourceState;
 use tokio::time::{Instant, sleep_until};
 
@@ -104,7 +105,7 @@ impl Gateway {
         self.notify_supervisor(&mut supervisor);
         match self.inputs.manifests.borrow().revision {
             0 => tracing::info!(gateway = self.controller.config().name, "waiting for the initial objects"),
-            _ => tracing::info!(gateway = self.controller.config().name, "forwarding"),
+            _ => tracing::debug!(gateway = self.controller.config().name, "has the initial objects"),
         }
         let end = loop {
             let mut seen = None;
@@ -231,10 +232,8 @@ impl Gateway {
 
     /// Keeps forwarding for `grace`, then ends everything except the dataplane.
     pub(super) async fn shut_down(mut self, grace: Duration) {
-        tracing::info!(
-            ?grace,
-            "shutting down: reporting not ready, and forwarding until the grace period ends"
-        );
+        let message = "shutting down: reporting not ready, and forwarding until the grace period ends";
+        record(Reason::GatewayStopping, &self.state.name, message);
         self.state.request_drain(DrainRequester::Signal, true);
         // Routers must have another path before this gateway stops forwarding.
         announcements::withdraw(Arc::clone(&self.announcer)).await;
@@ -256,6 +255,11 @@ impl Gateway {
         tokio::join!(forwarding, leave, self.inputs.source.save());
         announcements::stop(self.announcer).await;
     }
+}
+
+/// Records a change of the gateway.
+fn record(reason: Reason, name: &str, message: &str) {
+    tidegate_events::record(Event::new(reason, ObjectKind::Gateway, name, message));
 }
 
 /// Why the gateway does not forward yet, as text for people.

@@ -16,6 +16,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tidegate_admin_api::{DrainRequester, GatewayDrainState as Phase, GatewayDrainStatus};
 use tidegate_dataplane::gateway::Stats;
+use tidegate_events::{Event, Field, Reason};
 use tidegate_model::config::DrainConfig;
 use tidegate_spec::verdict::TransmitReason;
 use tokio::sync::watch;
@@ -111,10 +112,10 @@ impl GatewayDrain {
         inner.requested[by as usize] = is_requested;
         match (inner.requested.contains(&true), inner.progress) {
             (true, None) => {
-                tracing::info!(
-                    by = by.as_str(),
-                    "draining this gateway: it announces nothing and forwards packets that still arrive"
-                );
+                let message =
+                    "draining this gateway: it announces nothing and forwards packets that still arrive";
+                let event = Event::of_gateway(Reason::GatewayDrainBegun, message);
+                tidegate_events::record(event.text(Field::By, by.as_str()));
                 inner.progress = Some(Progress {
                     began: now,
                     since: Timestamp::now(),
@@ -126,7 +127,9 @@ impl GatewayDrain {
                 });
             }
             (false, Some(_)) => {
-                tracing::info!(by = by.as_str(), "cancelled the drain of this gateway: it serves again");
+                let message = "cancelled the drain of this gateway: it serves again";
+                let event = Event::of_gateway(Reason::GatewayDrainEnded, message);
+                tidegate_events::record(event.text(Field::By, by.as_str()));
                 inner.progress = None;
             }
             _ => {}
@@ -200,7 +203,10 @@ impl GatewayDrain {
         let is_new = self.phase.send_if_modified(|last| std::mem::replace(last, phase) != phase);
         if is_new && phase == Phase::Drained {
             let flows = inner.progress.map_or(0, |progress| progress.counted.flows);
-            tracing::info!(quiet = ?inner.quiet, flows, "drained: no more packets arrive at this gateway");
+            let message = "drained: no more packets arrive at this gateway";
+            let event = Event::of_gateway(Reason::GatewayDrained, message);
+            let quiet = inner.quiet.as_secs();
+            tidegate_events::record(event.number(Field::Flows, flows).number(Field::Seconds, quiet));
         }
     }
 

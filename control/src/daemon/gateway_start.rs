@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use tidegate_announce::Announcer;
 use tidegate_cluster::{ClusterWriter, FlowPeers};
 use tidegate_dataplane::gateway::Dataplane;
+use tidegate_events::Recorder;
 use tidegate_health::{Checker, Limits, NetworkProber};
 use tidegate_model::config::GatewayConfig;
 use tokio::sync::{mpsc, watch};
@@ -31,6 +32,7 @@ impl Gateway {
         config: GatewayConfig,
         lists: Lists,
         dataplane: &Arc<Dataplane>,
+        events: &Arc<Recorder>,
         failures: watch::Receiver<Option<String>>,
         changes: watch::Receiver<()>,
     ) -> anyhow::Result<Self> {
@@ -38,7 +40,7 @@ impl Gateway {
         let prober = NetworkProber::new().through(Arc::clone(dataplane.probes()));
         let checker = Checker::start(prober, Limits::for_this_process(), &config.name);
         let verdicts = checker.verdicts();
-        let state = state(&config, dataplane, &checker, &source);
+        let state = state(&config, dataplane, events, &checker, &source);
         let (operator, commands) = mpsc::channel(16);
         let flow_peers = Arc::default();
         let flow_exchange = share_flows(&config, dataplane, &state, operator.clone(), &flow_peers)?;
@@ -54,7 +56,6 @@ impl Gateway {
         vital.task("the task that logs SYN floods", flood_log::follow(dataplane));
         let (symptoms, observer) = observer::follow(&state);
         vital.task("the task that looks for misconfigurations", observer);
-        state.show_symptoms(symptoms.clone());
         let addresses = start::address_file(&config);
         let announcer = announcements::start(&config, &state)?;
         let layer2 = layer2(&config, dataplane, &state, cluster.as_ref(), &source)?;
@@ -112,10 +113,17 @@ impl Gateway {
 fn state(
     config: &GatewayConfig,
     dataplane: &Arc<Dataplane>,
+    events: &Arc<Recorder>,
     checker: &Checker,
     source: &Source,
 ) -> Arc<State> {
-    let state = State::new(config.name.clone(), Arc::clone(dataplane), checker.counts(), source.state());
+    let state = State::new(
+        config.name.clone(),
+        Arc::clone(dataplane),
+        Arc::clone(events),
+        checker.counts(),
+        source.state(),
+    );
     let state = Arc::new(state);
     let of_checks = Arc::downgrade(&state);
     checker.fail_only_while(move || of_checks.upgrade().is_none_or(|state| state.can_forward()));

@@ -76,7 +76,9 @@ impl State {
             latencies: &self.latencies(&stats),
             flow_sharing: self.flow_sharing().as_ref().map(Shown::sample).as_ref(),
             log: LogSample {
+                events: &self.events.counts().collect::<Vec<_>>(),
                 suppressed: self.rounds.suppressed_lines()
+                    + self.events.suppressed()
                     + cluster.as_ref().map_or(0, |cluster| cluster.log_lines_left_out),
                 lost: crate::logging::lost_lines(),
             },

@@ -46,6 +46,7 @@ mod reload;
 mod round;
 mod round_log;
 mod self_check;
+mod service_events;
 mod snat_exchange;
 mod snat_owners;
 mod start;
@@ -67,6 +68,7 @@ use anyhow::Context;
 use gateway::{End, Gateway};
 use list_copies::Lists;
 use tidegate_dataplane::gateway::Dataplane;
+use tidegate_events::Recorder;
 use tidegate_model::config::{self, GatewayConfig};
 use tokio::sync::watch;
 
@@ -78,6 +80,9 @@ const FILES_REFUSED: u8 = 4;
 /// How long everything except the dataplane may take to end, after the grace period. The limits of its steps add up to
 /// some seconds, but the kernel may not let a thread or BIRD end.
 const CONTROL_ENDS: Duration = Duration::from_secs(20);
+
+/// How long the last events may take to reach the disk when the gateway stops.
+const EVENTS_FLUSH: Duration = Duration::from_millis(500);
 
 /// Runs the gateway of the configuration at `path` until a signal ends it.
 ///
@@ -106,13 +111,14 @@ fn run_with(path: &Path, config: GatewayConfig, lists: Lists) -> anyhow::Result<
     let dataplane = start::dataplane(&config, failed, changed)?;
     // The threads of the runtime inherit this, and so stay off the workers' cores.
     start::confine_to(dataplane.main_cpus());
+    let events = start::recorder(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("tg-control")
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let code = runtime.block_on(serve(path, config, lists, Arc::new(dataplane), failures, changes));
+    let code = runtime.block_on(serve(path, config, lists, Arc::new(dataplane), events, failures, changes));
     // Only checks and connections may still be in progress, and nothing waits for them.
     runtime.shutdown_timeout(Duration::from_millis(200));
     code
@@ -123,15 +129,18 @@ async fn serve(
     config: GatewayConfig,
     lists: Lists,
     dataplane: Arc<Dataplane>,
+    events: Arc<Recorder>,
     failures: watch::Receiver<Option<String>>,
     changes: watch::Receiver<()>,
 ) -> anyhow::Result<ExitCode> {
-    let mut gateway = Gateway::start(path, config, lists, &dataplane, failures, changes).await?;
+    let mut gateway = Gateway::start(path, config, lists, &dataplane, &events, failures, changes).await?;
     let End { code, grace, threads_end } = gateway.run().await;
     exit_if_it_hangs("the shutdown of the control plane", grace + CONTROL_ENDS);
     // From the end of this call until the next process starts, packets are lost, so nothing may delay the exit.
     gateway.shut_down(grace).await;
     stop(dataplane, threads_end).await;
+    // A disk that hangs must not delay the next start; everything older is already written.
+    let _ = events.flush(EVENTS_FLUSH);
     tracing::info!("stopped");
     Ok(code)
 }

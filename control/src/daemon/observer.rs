@@ -1,7 +1,11 @@
 //! Looks for [`symptoms`](super::symptoms) every few seconds, using the current state of the gateway.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
+use tidegate_dataplane::gateway::ServiceStats;
+use tidegate_events::{Event, Field, ObjectKind, Reason};
 use tidegate_sharing::PeerState;
 use tidegate_wire::Family;
 use tokio::sync::watch;
@@ -11,16 +15,20 @@ use tokio::time::{Instant, interval};
 use super::state::State;
 use super::symptoms::{EVERY, Memory, Seen, Symptoms};
 
-/// Follows the symptoms until the gateway ends.
+/// Follows the symptoms until the gateway ends, and shows them.
 pub(super) fn follow(state: &Arc<State>) -> (watch::Receiver<Arc<Symptoms>>, AbortHandle) {
     let (sender, receiver) = watch::channel(Arc::<Symptoms>::default());
+    state.show_symptoms(receiver.clone());
     let state = Arc::downgrade(state);
     let following = tokio::spawn(async move {
         let (mut memory, mut ticks) = (Memory::default(), interval(EVERY));
+        let mut set_aside = BTreeSet::new();
         loop {
             ticks.tick().await;
             let Some(state) = Weak::upgrade(&state) else { return };
-            let symptoms = look(&state, &mut memory);
+            let services = state.dataplane.service_stats();
+            record_set_aside(&mut set_aside, &services);
+            let symptoms = look(&state, &services, &mut memory);
             drop(state);
             sender.send_if_modified(|last| {
                 let is_new = **last != symptoms;
@@ -45,7 +53,32 @@ fn log(before: &[String], now: &[String]) {
     }
 }
 
-fn look(state: &State, memory: &mut Memory) -> Symptoms {
+/// Records which backends workers have set aside since the last call, and which all of them use again.
+fn record_set_aside(before: &mut BTreeSet<(String, String, SocketAddr)>, services: &[ServiceStats]) {
+    let mut now = BTreeMap::new();
+    for service in services {
+        for backend in service.backends.iter().filter(|backend| backend.set_aside > 0) {
+            let address = SocketAddr::new(backend.address.ip(), backend.port);
+            let workers = now.entry((service.namespace.clone(), service.name.clone(), address)).or_insert(0);
+            *workers = backend.set_aside.max(*workers);
+        }
+    }
+    let event = |reason, (namespace, name, address): &(String, String, SocketAddr), message: &str| {
+        let event = Event::new(reason, ObjectKind::Backend, &address.to_string(), message);
+        event.of_service(namespace, name)
+    };
+    for (backend, workers) in now.iter().filter(|(backend, _)| !before.contains(*backend)) {
+        let message = "backend set aside: it refuses or ignores new connections";
+        let event = event(Reason::BackendSetAside, backend, message);
+        tidegate_events::record(event.number(Field::Workers, *workers as u64));
+    }
+    for backend in before.iter().filter(|backend| !now.contains_key(*backend)) {
+        tidegate_events::record(event(Reason::BackendReturned, backend, "backend is used again"));
+    }
+    *before = now.into_keys().collect();
+}
+
+fn look(state: &State, services: &[ServiceStats], memory: &mut Memory) -> Symptoms {
     let dataplane = &state.dataplane;
     let names: Vec<&str> = dataplane.interfaces().iter().map(|one| one.name.as_str()).collect();
     let last = state.last();
@@ -58,7 +91,7 @@ fn look(state: &State, memory: &mut Memory) -> Symptoms {
     let sharing = sharing.map(|shown| shown.peers).unwrap_or_default();
     memory.look(
         &Seen {
-            services: &dataplane.service_stats(),
+            services,
             interfaces: &dataplane.stats().interfaces,
             names: &names,
             faults: &dataplane.links().neighbor_faults(),

@@ -18,6 +18,7 @@ use tidegate_dataplane::gateway::{
 };
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
+use tidegate_model::time::whole_seconds;
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::{DrainTarget, Reason};
 use tidegate_sharing::PeerStatus;
@@ -81,6 +82,10 @@ impl Operator {
             None => "the workers have not applied the latest state yet".to_owned(),
         });
         let mut shown = api::ServiceView { unapplied, ..service.clone() };
+        let since = self.state.since(&key);
+        let text = |at: Option<Timestamp>| at.map(|at| whole_seconds(at).to_string());
+        shown.since = text(since.state);
+        shown.created = shown.created.take().or_else(|| text(since.seen));
         let own = round.own_findings.iter().filter(|finding| finding.object == key);
         shown.warnings.extend(own.map(|finding| finding.diagnostic.what.clone()));
         if let Some(layer2) = self.state.layer2() {
@@ -196,7 +201,7 @@ impl AdminBackend for Operator {
         let dataplane = &self.state.dataplane;
         let known = dataplane.neighbors().path_mtus().known(dataplane.now());
         let paths: BTreeMap<IpAddr, u16> = known.map(|path| (path.backend.ip(), path.mtu)).collect();
-        self.with_round(|round| api::BackendsAnswer {
+        let mut answer = self.with_round(|round| api::BackendsAnswer {
             backends: api::BackendRow::of_services(&round.outcome.services, |port, backend| {
                 let key = (port.vip, port.protocol, port.port);
                 let path_mtu = paths.get(&backend.address).copied();
@@ -207,7 +212,18 @@ impl AdminBackend for Operator {
                     path_mtu: path_mtu.filter(|_| port.mode.is_tunnel()),
                 }
             }),
-        })
+        });
+        // The rows of a Service follow each other.
+        for rows in
+            answer.backends.chunk_by_mut(|a, b| (&a.namespace, &a.service) == (&b.namespace, &b.service))
+        {
+            let since =
+                self.state.since(&ObjectKey::new(rows[0].namespace.as_str(), rows[0].service.as_str()));
+            for row in rows {
+                row.since = since.backend(&row.backend).map(|at| whole_seconds(at).to_string());
+            }
+        }
+        answer
     }
 
     async fn flows(&self, query: FlowsQuery) -> Result<api::FlowsAnswer, AdminError> {
@@ -248,6 +264,11 @@ impl AdminBackend for Operator {
             drops,
             punts: stats.punts.iter().map(|(why, n)| reason(why.as_str(), *n)).collect(),
         }
+    }
+
+    fn events(&self, selection: &api::EventsSelection) -> api::EventsAnswer {
+        let events = self.state.events.select(selection);
+        api::EventsAnswer { events: events.iter().map(|event| api::EventRow::from(&**event)).collect() }
     }
 
     fn pools(&self) -> api::PoolsAnswer {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_dataplane::gateway::{Dataplane, KeptSnapshot};
+use tidegate_events::{Event, Field, Reason};
 use tidegate_model::objects::ObjectKey;
 use tidegate_policy::reconcile::Outcome;
 use tidegate_spec::{Problem, SharedService, SnapshotSpec};
@@ -116,16 +117,16 @@ impl Publisher {
             Err(error) => {
                 let why = error.to_string();
                 if self.state.publish_failed(&why) {
-                    tracing::error!(
-                        reason = why,
-                        "cannot publish the desired state: the last good state keeps forwarding"
-                    );
+                    let message = "cannot publish the desired state: the last good state keeps forwarding";
+                    let event = Event::of_gateway(Reason::SnapshotRefused, message);
+                    tidegate_events::record(event.text(Field::Reason, why));
                 }
                 return None;
             }
         };
         if self.state.published() {
-            tracing::info!("the desired state can be published again");
+            let message = "the desired state can be published again";
+            tidegate_events::record(Event::of_gateway(Reason::SnapshotAccepted, message));
         }
         self.recompiles = false;
         self.published = Some(Arc::clone(outcome));

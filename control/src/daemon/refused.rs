@@ -26,6 +26,7 @@ pub(super) fn services(
                 mode: None,
                 bgp: Default::default(),
                 created: None,
+                since: None,
             });
         }
     }

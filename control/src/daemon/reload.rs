@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ipnet::IpNet;
 
-use tidegate_model::config::{DataplaneConfig, FlowSharingConfig, GatewayConfig};
+use tidegate_model::config::{DataplaneConfig, EventsConfig, FlowSharingConfig, GatewayConfig};
 
 /// The keys of the configuration that differ and cannot change while the gateway runs.
 pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) -> Vec<&'static str> {
@@ -46,11 +46,11 @@ fn sharing(config: &GatewayConfig) -> FlowSharingConfig {
     FlowSharingConfig { key: None, accept_key: None, ..config.flow_sharing.clone() }
 }
 
-/// The listeners that are opened only once.
-fn listeners(config: &GatewayConfig) -> (&Path, [Option<SocketAddr>; 3], &[IpNet]) {
+/// The listeners and the file of events, which are opened only once.
+fn listeners(config: &GatewayConfig) -> (&Path, [Option<SocketAddr>; 3], &[IpNet], &EventsConfig) {
     let admin = &config.admin;
     let page = admin.page.as_ref().map(|page| page.listen);
-    (&admin.socket, [admin.listen, admin.healthz, page], &admin.healthz_networks)
+    (&admin.socket, [admin.listen, admin.healthz, page], &admin.healthz_networks, &admin.events)
 }
 
 #[cfg(test)]

@@ -9,9 +9,10 @@ use anyhow::Context;
 use jiff::Timestamp;
 use tidegate_cluster::ClusterWriter;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
+use tidegate_events::Recorder;
 use tidegate_health::health_check_node_port::Clients;
 use tidegate_health::health_check_node_port::probes::Probes;
-use tidegate_model::config::{GatewayConfig, SourceConfig};
+use tidegate_model::config::{EventsConfig, EventsDirectory, GatewayConfig, SourceConfig};
 use tidegate_source::directory::{Changes, DirectorySource, Watch};
 use tidegate_source::kubernetes::{self, KubernetesSource};
 use tidegate_source::{SourceState, SourceUpdate};
@@ -66,6 +67,22 @@ pub(super) fn dataplane(
         );
     }
     Ok(dataplane)
+}
+
+/// Starts the recorder of events. Without its file, events are kept in memory only.
+pub(super) fn recorder(config: &GatewayConfig) -> Arc<Recorder> {
+    let EventsConfig { keep, directory } = &config.admin.events;
+    let directory = match directory {
+        EventsDirectory::State => config.source.state_directory(),
+        EventsDirectory::None => None,
+        EventsDirectory::At(path) => Some(path.as_path()),
+    };
+    let file = directory.map(|directory| directory.join(format!("{}.events", config.name)));
+    let recorder = Recorder::new(*keep, file).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot start the thread that saves events: they are kept in memory only");
+        Recorder::in_memory(*keep)
+    });
+    tidegate_events::install(recorder)
 }
 
 /// Restricts this thread, and the threads that it creates, to these CPUs. If that fails, they may run on any CPU.

@@ -17,10 +17,13 @@ use tidegate_announce::snat::SnatRoutes;
 use tidegate_announce::status::Status as AnnounceStatus;
 use tidegate_dataplane::flow_memory::Restoration;
 use tidegate_dataplane::gateway::{Dataplane, Stats};
+use tidegate_events::Recorder;
 use tidegate_health::CheckCounts;
 use tidegate_health::health_check_node_port::HealthReport;
 use tidegate_model::config::{GatewayConfig, PageToken};
+use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_model::time::whole_seconds;
+use tidegate_policy::reconcile::Outcome;
 use tidegate_sharing::{Keys, Snat};
 use tidegate_source::SourceState;
 use tidegate_spec::Problem;
@@ -35,6 +38,7 @@ use super::publications::{Publications, PublishFailure};
 use super::readiness::Readiness;
 use super::recent_changes::RecentChanges;
 use super::self_check::Comparisons;
+use super::service_events::{ServiceEvents, Since};
 use super::symptoms::Symptoms;
 use crate::telemetry::{Generations, Latencies};
 
@@ -45,6 +49,8 @@ pub(super) struct State {
     pub(super) name: String,
     pub(super) dataplane: Arc<Dataplane>,
     pub(super) started: Timestamp,
+    /// The last events.
+    pub(super) events: Arc<Recorder>,
     checks: Arc<CheckCounts>,
     /// The counts of comparisons between incremental results and results from scratch.
     pub(super) comparisons: Arc<Comparisons>,
@@ -57,6 +63,8 @@ pub(super) struct State {
     readiness: Readiness,
     pub(super) publications: Publications,
     pub(super) rounds: Rounds,
+    /// Changes of Services from round to round.
+    pub(super) service_events: Mutex<ServiceEvents>,
     configured: Configured,
     on_disk: OnDisk,
     source: watch::Receiver<SourceState>,
@@ -118,6 +126,7 @@ impl State {
     pub(super) fn new(
         name: String,
         dataplane: Arc<Dataplane>,
+        events: Arc<Recorder>,
         checks: Arc<CheckCounts>,
         source: watch::Receiver<SourceState>,
     ) -> Self {
@@ -126,6 +135,7 @@ impl State {
             name,
             dataplane,
             started,
+            events,
             checks,
             comparisons: Arc::default(),
             drain: GatewayDrain::default(),
@@ -134,6 +144,7 @@ impl State {
             readiness: Readiness::new(started),
             publications: Publications::default(),
             rounds: Rounds::default(),
+            service_events: Mutex::default(),
             configured: Configured {
                 metrics_per_backend: AtomicBool::new(true),
                 page_token: RwLock::default(),
@@ -359,6 +370,20 @@ impl State {
     /// Durations recorded by each part of the gateway.
     pub(super) fn latencies(&self, stats: &Stats) -> Latencies {
         Latencies::merge(stats, self.checks.round_trips(), self.publications.timings())
+    }
+
+    /// Records what changed in this round.
+    pub(super) fn record_changes(&self, outcome: &Outcome, objects: &Objects) {
+        let is_deleted = |key: &ObjectKey| !objects.services.contains_key(key);
+        let mut services = self.service_events.lock().unwrap_or_else(PoisonError::into_inner);
+        let events = services.update(&outcome.services, is_deleted, Timestamp::now());
+        drop(services);
+        events.into_iter().for_each(tidegate_events::record);
+    }
+
+    /// Since when a Service and its backends are in their states.
+    pub(super) fn since(&self, key: &ObjectKey) -> Since {
+        self.service_events.lock().unwrap_or_else(PoisonError::into_inner).since(key)
     }
 
     /// The last round.

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use tidegate_dataplane::punt::vrrp::Advertised;
+use tidegate_events::{Event, Field, ObjectKind, Reason};
 use tidegate_model::config::VrrpConfig;
 use tidegate_policy::reconcile::owner_key;
 use tidegate_spec::ownership::{BootTime, Ownership};
@@ -94,7 +95,19 @@ impl Groups {
         if *known == state {
             return false;
         }
-        tracing::info!(group = name, state = state.shown(), "keepalived changed the state of a VRRP group");
+        let reason = match (&state, &*known) {
+            (GroupState::Master, _) => Some(Reason::VipOwned),
+            (_, GroupState::Master) => Some(Reason::VipReleased),
+            _ => None,
+        };
+        let message = "keepalived changed the state of a VRRP group";
+        match reason {
+            Some(reason) => {
+                let event = Event::new(reason, ObjectKind::Group, name, message);
+                tidegate_events::record(event.text(Field::State, state.shown()));
+            }
+            None => tracing::info!(group = name, state = state.shown(), "{message}"),
+        }
         *known = state;
         self.since.insert(name.to_owned(), now);
         true

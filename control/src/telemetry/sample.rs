@@ -3,6 +3,7 @@
 use tidegate_admin_api::GatewayDrainState;
 use tidegate_announce::decide::Withheld;
 use tidegate_dataplane::gateway::{InterfaceLink, PortReport, ServiceStats, SnatPortStats, Stats};
+use tidegate_events::Reason;
 use tidegate_health::CheckLoad;
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::Finding;
@@ -34,7 +35,7 @@ pub struct Sample<'a> {
     /// Flow sharing; `None` omits its families.
     pub flow_sharing: Option<&'a FlowSharingSample>,
     /// The log.
-    pub log: LogSample,
+    pub log: LogSample<'a>,
     /// The state of the source.
     pub source: &'a SourceState,
     /// Writes to the cluster; `None` omits its families.
@@ -79,11 +80,13 @@ pub struct GatewaySample<'a> {
 
 /// Suppressed and lost log lines.
 #[derive(Debug, Clone, Copy)]
-pub struct LogSample {
+pub struct LogSample<'a> {
     /// Suppressed lines about faults of objects.
     pub suppressed: u64,
     /// Lines that standard error did not accept.
     pub lost: u64,
+    /// Recorded events, each reason once.
+    pub events: &'a [(Reason, u64)],
 }
 
 /// The announcements.

@@ -5,6 +5,7 @@ mod alerts;
 mod citations;
 mod configuration;
 mod conformance;
+mod events;
 mod examples;
 mod features;
 mod imports;

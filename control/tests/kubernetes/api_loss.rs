@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::Value;
 use test_apiserver::{Fault, Logged};
 
 use crate::api::Needs;
@@ -80,6 +81,13 @@ fn token_expires() {
         gateway.backends("web").contains(&"10.244.0.2:8080 active".to_string()).then_some(())
     });
     world.until("every kind to be watched again", || (gateway.source()["connected"] == true).then_some(()));
+    let events = gateway.query("events").expect("events");
+    let events = events["items"].as_array().expect("a list").clone();
+    let lost: Vec<&Value> = events.iter().filter(|event| event["reason"] == "SourceLost").collect();
+    let logged = world.log("edge-1").lines().filter(|line| line.contains("event=\"SourceLost\"")).count();
+    assert_eq!((lost.len(), logged), (1, 1), "{events:?}");
+    assert!(text(&lost[0]["fields"]["error"]).contains("401"), "{lost:?}");
+    assert_eq!(events.iter().filter(|event| event["reason"] == "SourceConnected").count(), 2, "{events:?}");
 }
 
 #[test]

@@ -325,7 +325,9 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
     /// Whether the gateway has objects on disk.
     pub(crate) fn has_state(&self, name: &str) -> bool {
         let state = self.lab.directory().join(name).join("state");
-        std::fs::read_dir(state).is_ok_and(|mut entries| entries.next().is_some())
+        let is_of_objects =
+            |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".objects.jsonl");
+        std::fs::read_dir(state).is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(is_of_objects)))
     }
 
     /// The gateways' namespace.

@@ -1,7 +1,8 @@
 //! `admin`: the addresses on which the daemon serves commands, metrics and probes.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 
@@ -29,7 +30,37 @@ pub struct AdminConfig {
     pub metrics_per_backend: bool,
     /// `page`: the status page for browsers; absent by default.
     pub page: Option<PageConfig>,
+    /// `events`: the events that `tidegate events` shows.
+    pub events: EventsConfig,
 }
+
+/// The validated `admin.events` section.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventsConfig {
+    /// `keep`: the number of events to keep. Default 10,000.
+    pub keep: usize,
+    /// `directory`: the directory of the file with the last events. Default: the state directory of the source.
+    pub directory: EventsDirectory,
+}
+
+/// Where events are kept on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EventsDirectory {
+    /// In the state directory of the source, if it has one.
+    State,
+    /// In memory only.
+    None,
+    /// In this directory.
+    At(PathBuf),
+}
+
+impl Default for EventsConfig {
+    fn default() -> Self {
+        Self { keep: 10_000, directory: EventsDirectory::State }
+    }
+}
+
+const KEEP: RangeInclusive<i64> = 100..=100_000;
 
 /// The maximum length of a Unix socket's path: `sun_path` in unix(7) without its terminating zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -42,6 +73,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AdminConfig {
         healthz_networks: Vec::new(),
         metrics_per_backend: true,
         page: None,
+        events: EventsConfig::default(),
     };
     section(parent, "admin", |fields| {
         let fits = |t: &str| (1..=SOCKET_PATH_BYTES_MAX).contains(&t.len()) && !t.contains('\0');
@@ -55,6 +87,8 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AdminConfig {
         }
         config.metrics_per_backend =
             fields.get("metricsPerBackend").and_then(|f| f.boolean()).unwrap_or(true);
+        config.events =
+            section(fields, "events", |events| Some(decode_events(events, files.base))).unwrap_or_default();
         config.healthz_networks = fields.items("healthzNetworks").iter().filter_map(Field::network).collect();
         let healthz_field = fields.get("healthz");
         if let Some(healthz) = healthz_field.as_ref().and_then(address) {
@@ -80,4 +114,19 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AdminConfig {
         Some(())
     });
     config
+}
+
+fn decode_events(fields: &Fields<'_>, base: &Path) -> EventsConfig {
+    let defaults = EventsConfig::default();
+    let keep = fields.get("keep").and_then(|field| field.integer(KEEP));
+    let accepted = "the path of a directory, or \"\" for none";
+    let directory = fields.get("directory").and_then(|f| f.string_where(|t| !t.contains('\0'), accepted));
+    EventsConfig {
+        keep: keep.and_then(|keep| usize::try_from(keep).ok()).unwrap_or(defaults.keep),
+        directory: match directory.map(str::trim) {
+            None => defaults.directory,
+            Some("") => EventsDirectory::None,
+            Some(path) => EventsDirectory::At(base.join(path)),
+        },
+    }
 }

@@ -409,6 +409,10 @@ pub const KEYS: &[Key] = &[
         "The address of the read-only status page for browsers ([status-page.md](status-page.md)). An address other than a loopback address needs a token."),
     of_file("admin.page.tokenFile", "path, relative to this file",
         "A file with the token that a browser must present, of 16 to 256 letters, digits, `-` and `_`. It is read again with the configuration."),
+    key("admin.events.keep", "100 to 100000", Value("10000"), "500", Restart,
+        "The number of [events](events.md) to keep. If there are more, the namespace with most events loses its oldest ones."),
+    key("admin.events.directory", "path, or `\"\"` for none", Words("`stateDirectory` of the source"), "/var/log/tidegate", Restart,
+        "The directory of the file with the last events, `NAME.events`, which is read again at the next start. `\"\"`: events are kept in memory only."),
 
     Key { path: "flowSharing.mode", kind: "`none`, `in-flux` or `nat`", default: Value("none"), example: None, change: Restart,
         meaning: "Which flows this gateway sends to other gateways, so that they continue there \

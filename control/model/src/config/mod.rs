@@ -37,7 +37,7 @@ mod tunnels;
 #[cfg(test)]
 mod tests;
 
-pub use admin::AdminConfig;
+pub use admin::{AdminConfig, EventsConfig, EventsDirectory};
 pub use announce::{AnnounceConfig, BgpConfig, KernelRoutes, Peer, Secret};
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory};
 pub use drain::DrainConfig;

@@ -169,6 +169,7 @@ fn service_view(plan: Plan<'_>, frontends: &ServiceAddresses<'_>, granted: &Gran
         mode: Some(plan.options.mode),
         bgp: plan.options.bgp.clone(),
         created: service.meta.creation_time.map(|t| t.to_string()),
+        since: None,
     }
 }
 

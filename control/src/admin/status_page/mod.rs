@@ -195,7 +195,7 @@ fn service(
     status.findings.retain(|finding| finding.object == object);
     Ok(vec![
         ("Service", tables::services(&services, Timestamp::now())),
-        ("Backends", tables::backends(&rows)),
+        ("Backends", tables::backends(&rows, Timestamp::now())),
         ("Findings", status_tables::findings(&status.findings)),
     ])
 }

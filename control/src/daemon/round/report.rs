@@ -108,6 +108,7 @@ impl Reporter {
         let own_findings = self.own_findings(&manifests.objects);
         let left_out = self.log.log(manifests, outcome, &own_findings, &published.problems);
         self.state.count_suppressed_lines(left_out);
+        self.state.record_changes(outcome, &manifests.objects);
         self.dataplane.reclaim();
         let can_forward = self.state.health().ready;
         self.layer2.round(outcome, &settings.labels, can_forward);

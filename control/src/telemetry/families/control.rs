@@ -137,11 +137,16 @@ fn stale_files(page: &mut Exposition, sample: &Sample<'_>) {
 
 /// Suppressed and lost log lines.
 fn log_lines(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "Log lines about faulty objects and failed writes that were suppressed, because there were too many for \
+    let help = "Log lines about faulty objects, failed writes and events that were suppressed, because there were too many for \
                 one namespace.";
     page.counter("tidegate_log_lines_left_out_total", help, []).sample([], sample.log.suppressed);
     let help = "Log lines that were lost because no program read standard error.";
     page.counter("tidegate_log_lines_lost_total", help, []).sample([], sample.log.lost);
+    let help = "Recorded events, as `tidegate events` shows them.";
+    let mut events = page.counter("tidegate_recorded_events_total", help, ["reason"]);
+    for (reason, count) in sample.log.events {
+        events.sample([reason.as_str()], *count);
+    }
 }
 
 /// The API server, or the directory.

@@ -218,7 +218,7 @@ impl World {
             },
             latencies: &self.latencies,
             flow_sharing: Some(&self.flow_sharing),
-            log: LogSample { suppressed: 11, lost: 12 },
+            log: LogSample { suppressed: 11, lost: 12, events: &[(tidegate_events::Reason::LinkDown, 13)] },
             source: &self.source,
             cluster: None,
             announce: None,
@@ -545,6 +545,7 @@ fn values_of_the_dataplane_are_those_of_the_sample() {
     check("restored_flows", &[("result", "expired")], 501.0);
     check("restored_refused_tables", &[], 56.0);
     check("restored_seconds", &[], 0.25);
+    check("recorded_events_total", &[("reason", "LinkDown")], 13.0);
     check("worker_up", &[("worker", "0")], 1.0);
     check("worker_up", &[("worker", "1")], 0.0);
     check("worker_busy_ratio", &[("worker", "0")], 0.25);

@@ -18,6 +18,7 @@ use tidegate_netlab::process::LabProcess;
 use tidegate_netlab::router::{BirdRouter, Frr, GoBgp};
 use tidegate_netlab::wait_for;
 
+use crate::events::lines;
 use crate::hung::StoppedThread;
 use crate::world::{APPLIED, alone};
 
@@ -235,6 +236,14 @@ fn a_wrong_password_and_a_flapping_peer_are_reported_and_recovered_from() {
         (gateway.status()?["announce"]["bgp"]["restarts"] == 1 && gateway.peer()?["up"] == true).then_some(())
     });
     wait_for_hops(&mut gateway, &frr, 1, &[1]);
+    let events = gateway.query(&["events", "-o", "json"]).unwrap();
+    let events: serde_json::Value = serde_json::from_str(&events).unwrap();
+    let events = events["items"].as_array().unwrap();
+    let count = |reason: &str| events.iter().filter(|event| event["reason"] == reason).count();
+    let logged = gateway.log();
+    let [failed, ended] = ["BirdFailed", "BgpDown"].map(|why| (count(why), lines(&logged, why)));
+    assert_eq!(failed, (1, 1), "{events:?}");
+    assert!(ended.0 >= 2 && ended.0 == ended.1, "{events:?}");
 }
 
 #[test]

@@ -520,6 +520,10 @@ const FAULTS: &[(&str, &str)] = &[
         "8:23: error: flowSharing.listen: [::ffff:192.0.2.4]:7 has an IPv4-mapped IPv6 address; accepted: 192.0.2.4:7",
     ),
     (
+        "admin: {events: {keep: 7}}",
+        "8:24: error: admin.events.keep: 7 is not accepted; accepted: a whole number from 100 to 100000",
+    ),
+    (
         "admin: {listen: '9469'}",
         "8:17: error: admin.listen: the text \"9469\" is not accepted; accepted: an address and port such as 127.0.0.1:9469 or [::]:9469, or \"\" for none",
     ),

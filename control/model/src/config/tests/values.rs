@@ -192,6 +192,7 @@ fn every_key_of_health_admin_and_self_check_arrives() {
             healthz_networks: vec!["192.0.2.128/25".parse().unwrap()],
             metrics_per_backend: false,
             page: Some(PageConfig { listen: "127.0.0.1:9471".parse().unwrap(), token: None }),
+            events: EventsConfig { keep: 500, directory: EventsDirectory::At("/var/log/tidegate".into()) },
         }
     );
     assert_eq!(config.drain.quiet, Duration::from_secs(7));

@@ -35,6 +35,7 @@ fn service_view(service_type: Option<ServiceType>, vips: Vec<VipView>, ports: Ve
         mode: None,
         bgp: Default::default(),
         created: None,
+        since: None,
     }
 }
 

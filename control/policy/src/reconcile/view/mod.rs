@@ -51,9 +51,13 @@ pub struct ServiceView {
     /// The attributes of the routes to its addresses, from its annotations.
     #[serde(default, skip_serializing_if = "RouteAttributes::is_empty")]
     pub bgp: RouteAttributes,
-    /// `creationTimestamp`, RFC 3339.
+    /// `creationTimestamp`, RFC 3339. For a Service of a directory, when the gateway first saw it, in replies of the
+    /// daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<String>,
+    /// Since when it has been in its state, RFC 3339, in replies of the daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
 }
 
 /// One address of a Service.
