@@ -17,6 +17,7 @@
 //! [`CHECK_MAX`]. The limits exist because Leases must be renewed.
 
 mod exec;
+mod lifetime;
 mod proxy;
 mod server_addresses;
 #[cfg(test)]
@@ -45,6 +46,7 @@ use tower::{BoxError, ServiceBuilder};
 
 use super::error_text::causes;
 use exec::Credentials;
+use lifetime::Lifetime;
 use proxy::{Proxy, Tunnel};
 use server_addresses::{Found, Host};
 
@@ -98,6 +100,8 @@ struct State {
     /// The client that is being created.
     pending: Option<Pending>,
     file_check: FileCheck,
+    /// The credentials whose expiry was reported.
+    reported: Option<Lifetime>,
 }
 
 /// A client that is being created on a thread.
@@ -121,6 +125,8 @@ struct Current {
     serial: u64,
     files: Vec<(PathBuf, Signature)>,
     expires: Option<Timestamp>,
+    /// When its credentials expire, and from when on that needs attention.
+    lifetime: Option<Lifetime>,
 }
 
 /// The last result of a plugin.
@@ -176,11 +182,26 @@ impl Connector {
     /// # Errors
     /// The kubeconfig, or a file that it refers to, can't be read or is invalid, and there is no previous client.
     pub async fn connection(&self) -> Result<Connection, ConnectError> {
-        let (connection, host) = self.current().await?;
+        let current = self.current().await;
+        self.report_expiry().await;
+        let (connection, host) = current?;
         if let Some(host) = host {
             self.found.resolve(host).await;
         }
         Ok(connection)
+    }
+
+    /// Records that the credentials expire soon, or no longer do; each once.
+    async fn report_expiry(&self) {
+        let mut state = self.state.lock().await;
+        let Some(current) = &state.current else { return };
+        let server = current.server.clone();
+        let due = current.lifetime.filter(|lifetime| lifetime.needs_attention(Timestamp::now()));
+        if due == state.reported {
+            return;
+        }
+        lifetime::record(due, &server);
+        state.reported = due;
     }
 
     async fn current(&self) -> Result<(Connection, Option<Host>), ConnectError> {
@@ -389,8 +410,13 @@ fn build_client(
     }
     let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
     let host = server_addresses::host_of(&config.cluster_url).filter(|_| proxy.is_none());
+    let lifetime = match expires {
+        // A plugin is run again shortly before that.
+        Some(at) => Some(Lifetime { expires: at, attention: at }),
+        None => Lifetime::of_user(&config.auth_info),
+    };
     let client = client(&config, proxy)?;
-    Ok(Current { client, server, host, serial, files, expires })
+    Ok(Current { client, server, host, serial, files, expires, lifetime })
 }
 
 /// The configuration from the kubeconfig or the Pod, and the proxy.
