@@ -5,7 +5,7 @@ mod cli_support;
 use std::fs;
 
 use cli_support::{GATEWAY, Ran, Site, service, slice};
-use test_apiserver::{Options, TestApiServer};
+use test_apiserver::{Options, TestApiServer, User};
 
 /// A site without manifests, and an API server with one Service.
 fn world(source: &str) -> (Site, TestApiServer) {
@@ -118,4 +118,33 @@ fn another_class_is_another_gateway() {
     let web = service("web", "nat", "203.0.113.1").replace("type: LoadBalancer\n", classed);
     server.apply(&web).expect("legal");
     found(&check(&site, &[]));
+}
+
+#[test]
+fn doctor_names_the_rights_that_the_account_lacks() {
+    let (site, server) = world("{default: true, stateDirectory: '', kubeconfig: kubeconfig}");
+    let doctor = |token: &str| {
+        server.kubeconfig_for(&site.path(""), token).expect("it can be written");
+        site.run(&["doctor", "-c", "gateway.yaml", "--socket", "none", "-o", "json"])
+    };
+    server.add_token("weak", User::named("weak"));
+    let weak = doctor("weak");
+    assert_eq!(weak.code, 1, "{}", weak.out);
+    let lacks = "the account lacks the rights: list services, watch services, patch services, list nodes";
+    assert!(weak.out.contains(lacks), "{}", weak.out);
+    assert!(weak.out.contains("patch gatewaystatuses.tidegate.dev/status"), "{}", weak.out);
+    assert!(weak.out.contains("update leases.coordination.k8s.io in tidegate-system"), "{}", weak.out);
+    assert!(weak.out.contains("kubectl apply -k deploy/kubernetes/off-cluster"), "{}", weak.out);
+
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubernetes/base");
+    for file in ["namespace.yaml", "rbac.yaml"] {
+        server.apply(&fs::read_to_string(format!("{base}/{file}")).expect("it is there")).expect("legal");
+    }
+    let able = doctor(&server.service_account_token("tidegate-system", "tidegate"));
+    assert!(able.out.contains("the account has all 27 rights"), "{}", able.out);
+    assert!(!able.out.contains("\"api\",\n      \"level\": \"fault\""), "{}", able.out);
+
+    let unknown = doctor("no-such-token");
+    assert!(unknown.code == 1 && unknown.out.contains(&server.address().to_string()), "{}", unknown.out);
+    assert!(!unknown.out.contains("no-such-token"), "{}", unknown.out);
 }

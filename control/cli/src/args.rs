@@ -5,7 +5,7 @@ use clap::Args;
 use super::output::{Format, Style};
 
 /// Default path of the admin socket.
-pub(super) const SOCKET: &str = "/run/tidegate/tidegate.sock";
+pub const SOCKET: &str = "/run/tidegate/tidegate.sock";
 
 /// The output options `-o` and `--no-headers`.
 #[derive(Debug, Clone, Copy, Args)]

@@ -32,6 +32,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+pub use args::{OutputArgs, SOCKET};
 pub use explain::ExplainArgs;
 pub use invocation::{REFUSED, exit_code, parse};
 

@@ -1,5 +1,5 @@
-//! The command line of `tidegate`: the commands of `tidegate-cli`, and those that need the dataplane or the compiled
-//! pipeline.
+//! The command line of `tidegate`: the commands of `tidegate-cli` and `tidegate-doctor`, and those that need the
+//! dataplane or the compiled pipeline.
 //!
 //! Each command has a file. It takes its parsed arguments and returns an exit code or an error, which is printed here
 //! as `error: ...` with exit code 1. Clap exits with 2 if the command line is wrong. Commands make no decisions about
@@ -55,6 +55,8 @@ enum Command {
     /// Explain step by step what the gateway does with a packet
     Explain(explain::ExplainCommand),
     #[command(flatten)]
+    FirstAid(tidegate_doctor::Command),
+    #[command(flatten)]
     Other(tidegate_cli::Command),
 }
 
@@ -85,6 +87,7 @@ fn run(command: Command, log_format: LogFormat) -> anyhow::Result<ExitCode> {
         Command::Check(args) => check::run(&args.config),
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::FirstAid(command) => command.run(),
         Command::Other(command) => command.run(),
     }
 }

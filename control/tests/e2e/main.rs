@@ -15,6 +15,7 @@ mod directory_restart;
 mod dsr_probe;
 mod events;
 mod failure;
+mod first_aid;
 mod fleet;
 mod floods;
 mod flow_sharing;

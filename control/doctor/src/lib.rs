@@ -1,0 +1,50 @@
+//! First aid: checks of the machine (`doctor`), and a first configuration (`init`).
+//!
+//! [`Command`] is a part of the command line of `tidegate`. The checks (`checks`) are pure functions of what was
+//! read: files and programs below one root ([`Machine`]), the kernel's network, the configuration, and the status of a
+//! running gateway.
+//!
+//! May depend on: `tidegate-cli` (output), `tidegate-admin-api` (the admin socket), `tidegate-source` (the connection to
+//! the API server), `tidegate-model` (the configuration), `tidegate-host` (rtnetlink). May not: DPDK, the dataplane, the
+//! daemon. So all of it works before the first `run`, and beside a running gateway.
+//!
+//! Invariants: nothing here changes the machine, the gateway or the cluster, except the file that the operator names;
+//! no secret is printed or written.
+
+mod checks;
+mod doctor;
+mod finding;
+mod init;
+mod machine;
+mod network;
+mod target;
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+pub use finding::{Finding, Level, Report};
+pub use machine::Machine;
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Check this machine, the configuration and the API server: what is wrong, why it matters, what to type; exit with
+    /// 1 if there is a fault
+    Doctor(doctor::DoctorArgs),
+    /// Write a commented configuration for this machine; an existing file is never overwritten
+    Init(init::InitArgs),
+}
+
+impl Command {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Why it failed.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Doctor(args) => doctor::run(&args),
+            Self::Init(args) => init::run(&args),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! `doctor` and `init` before the first start of a gateway.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use serde_json::Value;
+use tidegate_netlab::Lab;
+use tidegate_netlab::addresses::{self as plan, Family, client};
+
+use crate::world::{beside_others, lab, tidegate};
+
+/// A lab whose gateway namespace is a machine with a NIC `eth0`, an address of each family, and the client as its
+/// router.
+fn machine() -> Lab {
+    let lab = lab(0);
+    let (addresses, router) = (plan::GATEWAY_FOR_CLIENTS, client(Family::V4, 0));
+    let [v4, v6] = addresses;
+    let lines = format!(
+        "link set eth0 arp on\naddr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad\nroute add default via {router} dev eth0\n"
+    );
+    lab.gateway().sysctls(&[("ipv6/conf/eth0/disable_ipv6", "0")]).expect("a sysctl");
+    lab.gateway().ip_batch(&lines).expect("addresses and a route");
+    lab
+}
+
+/// Runs the binary on the machine, in this directory.
+fn run_in(lab: &Lab, directory: &Path, args: &[&str]) -> Output {
+    let mut command = lab.gateway().command(tidegate());
+    command.args(args).current_dir(directory).output().expect("the binary runs")
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// The findings of `doctor -o json`: (check, level, what).
+fn findings(json: &str) -> Vec<(String, String, String)> {
+    let report: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"));
+    let word = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
+    let all = report["findings"].as_array().expect("findings").iter();
+    all.map(|one| (word(one, "check"), word(one, "level"), word(one, "what"))).collect()
+}
+
+fn has(findings: &[(String, String, String)], check: &str, level: &str, words: &str) -> bool {
+    findings.iter().any(|(name, found, what)| name == check && found == level && what.contains(words))
+}
+
+#[test]
+fn init_writes_a_configuration_that_check_accepts_and_never_overwrites_it() {
+    let _machine = beside_others();
+    let lab = machine();
+    let ([v4, v6], router) = (plan::GATEWAY_FOR_CLIENTS, client(Family::V4, 0));
+    let directory = tempfile::tempdir().expect("a directory");
+    let run = |args: &[&str]| run_in(&lab, directory.path(), args);
+    let wrong = run(&["init", "--nic", "eth9"]);
+    assert!(
+        !wrong.status.success() && text(&wrong).contains("interface eth9 does not exist"),
+        "{}",
+        text(&wrong)
+    );
+    assert!(text(&wrong).contains("eth0") && !directory.path().join("gateway.yaml").exists());
+
+    let written = run(&["init", "--pool", "203.0.113.0/28", "--pool", "2001:db8:1::/124"]);
+    assert!(written.status.success(), "{}", text(&written));
+    let path = directory.path().join("gateway.yaml");
+    let yaml = fs::read_to_string(&path).expect("it is written");
+    for line in [
+        "device: \"net_af_packet,iface=eth0\"".to_owned(),
+        format!("addresses: [\"{v4}/24\", \"{v6}/64\"]"),
+        format!("routes: [{{to: \"0.0.0.0/0\", via: \"{router}\"}}]"),
+        "pools: [{name: public, addresses: [\"203.0.113.0/28\", \"2001:db8:1::/124\"]}]".to_owned(),
+    ] {
+        assert!(yaml.contains(&line), "{line} in\n{yaml}");
+    }
+    let checked = run(&["check", "-c", "gateway.yaml"]);
+    assert!(checked.status.success() && text(&checked).contains("ok:"), "{}", text(&checked));
+
+    let again = run(&["init"]);
+    assert!(!again.status.success() && text(&again).contains("never overwrites"), "{}", text(&again));
+    assert_eq!(fs::read_to_string(&path).expect("it is kept"), yaml);
+
+    // For a cluster, `check` needs the API server, so the text alone is checked.
+    let of_cluster =
+        run(&["init", "--nic", "eth0", "--kubeconfig", "kubeconfig", "-o", "cluster/gateway.yaml"]);
+    assert!(of_cluster.status.success(), "{}", text(&of_cluster));
+    let yaml = fs::read_to_string(directory.path().join("cluster/gateway.yaml")).expect("it is written");
+    assert!(
+        yaml.contains(&format!("kubeconfig: \"{}\"", directory.path().join("kubeconfig").display())),
+        "{yaml}"
+    );
+}
+
+#[test]
+fn doctor_examines_a_machine_before_the_first_start() {
+    let _machine = beside_others();
+    let lab = machine();
+    let ([v4, v6], router) = (plan::GATEWAY_FOR_CLIENTS, client(Family::V4, 0));
+    let directory = tempfile::tempdir().expect("a directory");
+    let run = |args: &[&str]| run_in(&lab, directory.path(), args);
+    let written = run(&["init"]);
+    assert!(written.status.success(), "{}", text(&written));
+    let doctor = || {
+        let ran = run(&["doctor", "-c", "gateway.yaml", "--socket", "none", "-o", "json"]);
+        let found = findings(&String::from_utf8_lossy(&ran.stdout));
+        let has_fault = found.iter().any(|(_, level, _)| level == "fault");
+        assert_eq!(ran.status.code(), Some(i32::from(has_fault)), "{}", text(&ran));
+        found
+    };
+    let found = doctor();
+    assert!(has(&found, "device", "ok", "eth0 is up: driver veth"), "{found:?}");
+    assert!(has(&found, "mtu", "ok", "eth0 has 1500"), "{found:?}");
+    assert!(has(&found, "addresses", "warning", &format!("{v4}/24 and {v6}/64 on eth0")), "{found:?}");
+    assert!(
+        has(&found, "routers", "ok", &format!("{router} answers with {}", plan::CLIENT_MAC)),
+        "{found:?}"
+    );
+    assert!(has(&found, "ports", "ok", "admin.listen 127.0.0.1:9469 is free"), "{found:?}");
+    assert!(has(&found, "gateway", "ok", "no gateway runs"), "{found:?}");
+
+    // Another process has a port, the router is gone, and an offload is on.
+    let _listener =
+        lab.gateway().enter(|| std::net::TcpListener::bind("127.0.0.1:9469")).expect("it is free");
+    lab.client().ip_batch(&format!("addr del {router}/24 dev eth0\n")).expect("it has it");
+    lab.gateway().ip_batch("link set eth0 mtu 1400\nneigh flush dev eth0\n").expect("it is ours");
+    let gro = lab.gateway().command("ethtool").args(["-K", "eth0", "gro", "on"]).status();
+    assert!(gro.expect("ethtool runs").success());
+    let found = doctor();
+    assert!(has(&found, "ports", "fault", &format!("(pid {})", std::process::id())), "{found:?}");
+    assert!(has(&found, "routers", "warning", &format!("{router} doesn't answer ARP")), "{found:?}");
+    assert!(has(&found, "mtu", "fault", "eth0 only 1400"), "{found:?}");
+    assert!(has(&found, "offloads", "warning", "generic-receive-offload"), "{found:?}");
+    let ran = run(&["doctor", "-c", "gateway.yaml"]);
+    let shown = text(&ran);
+    assert!(shown.contains("why:") && shown.contains("ip link set eth0 mtu 1500"), "{shown}");
+}
