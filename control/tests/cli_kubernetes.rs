@@ -148,3 +148,23 @@ fn doctor_names_the_rights_that_the_account_lacks() {
     assert!(unknown.code == 1 && unknown.out.contains(&server.address().to_string()), "{}", unknown.out);
     assert!(!unknown.out.contains("no-such-token"), "{}", unknown.out);
 }
+
+#[test]
+fn a_support_bundle_without_a_gateway_has_no_token() {
+    let (site, server) = world("{default: true, stateDirectory: '', kubeconfig: kubeconfig}");
+    let token = "a-token-that-nobody-may-see";
+    server.add_token(token, User::admin());
+    server.kubeconfig_for(&site.path(""), token).expect("it can be written");
+    let ran = site.run(&["support-bundle", "-c", "gateway.yaml", "--socket", "none", "-o", "bundle.tar"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let bundle = fs::read(site.path("bundle.tar")).expect("it is written");
+    let contains = |text: &str| bundle.windows(text.len()).any(|window| window == text.as_bytes());
+    assert!(!contains(token));
+    for part in [
+        "is `tidegate run` running, and is this its admin.socket?",
+        "kubeconfig: kubeconfig",
+        "the account has all 27 rights",
+    ] {
+        assert!(contains(part), "{part} is in the bundle");
+    }
+}

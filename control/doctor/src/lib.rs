@@ -1,4 +1,4 @@
-//! First aid: checks of the machine (`doctor`), and a first configuration (`init`).
+//! First aid: checks of the machine (`doctor`), a first configuration (`init`), and a bundle for support.
 //!
 //! [`Command`] is a part of the command line of `tidegate`. The checks (`checks`) are pure functions of what was
 //! read: files and programs below one root ([`Machine`]), the kernel's network, the configuration, and the status of a
@@ -11,12 +11,14 @@
 //! Invariants: nothing here changes the machine, the gateway or the cluster, except the file that the operator names;
 //! no secret is printed or written.
 
+mod bundle;
 mod checks;
 mod doctor;
 mod finding;
 mod init;
 mod machine;
 mod network;
+mod redact;
 mod target;
 
 use std::process::ExitCode;
@@ -34,6 +36,8 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     /// Write a commented configuration for this machine; an existing file is never overwritten
     Init(init::InitArgs),
+    /// Write a tar file for support: status, metrics, log, findings of doctor, and the configuration without secrets
+    SupportBundle(bundle::BundleArgs),
 }
 
 impl Command {
@@ -45,6 +49,7 @@ impl Command {
         match self {
             Self::Doctor(args) => doctor::run(&args),
             Self::Init(args) => init::run(&args),
+            Self::SupportBundle(args) => bundle::run(&args),
         }
     }
 }

@@ -1,12 +1,13 @@
-//! `doctor` and `init` before the first start of a gateway.
+//! `doctor` and `init` before the first start of a gateway, and `support-bundle` beside a running one.
 
 use std::fs;
 use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
-use tidegate_netlab::Lab;
 use tidegate_netlab::addresses::{self as plan, Family, client};
+use tidegate_netlab::gateway::config_of;
+use tidegate_netlab::{Gateway, GatewayOptions, Lab};
 
 use crate::world::{beside_others, lab, tidegate};
 
@@ -133,4 +134,57 @@ fn doctor_examines_a_machine_before_the_first_start() {
     let ran = run(&["doctor", "-c", "gateway.yaml"]);
     let shown = text(&ran);
     assert!(shown.contains("why:") && shown.contains("ip link set eth0 mtu 1500"), "{shown}");
+}
+
+#[test]
+fn a_support_bundle_has_everything_but_the_secrets() {
+    let _machine = beside_others();
+    let (password, key) = ("a-bgp-password-of-this-test", "00ff".repeat(16));
+    let lab = lab(0);
+    fs::write(lab.directory().join("bgp-password"), format!("{password}\n")).expect("written");
+    Gateway::configure(&lab, &GatewayOptions::default()).expect("configured");
+    let config = config_of(&lab);
+    let own = fs::read_to_string(&config).expect("the configuration");
+    let secrets = format!(
+        "announce: {{bgp: {{asn: 64512, program: no-such-bird, peers: [{{address: 198.51.100.10, asn: 64513, passwordFile: bgp-password}}]}}}}\n\
+         flowSharing: {{mode: nat, peers: [\"198.51.100.11:10358\"], key: {{value: \"{key}\"}}}}\n"
+    );
+    fs::write(&config, format!("{own}{secrets}")).expect("written");
+    let gateway = Gateway::start(&lab).expect("the gateway is ready (needs DPDK)");
+    let bundle = lab.directory().join("bundle.tar");
+    let mut command = lab.gateway().command(tidegate());
+    command.args(["support-bundle", "-c"]).arg(&config).arg("-o").arg(&bundle);
+    let ran = command.output().expect("the binary runs");
+    assert!(ran.status.success(), "{}", text(&ran));
+    let bytes = fs::read(&bundle).expect("it is written");
+    let listed = std::process::Command::new("tar").arg("tf").arg(&bundle).output().expect("tar runs");
+    let names = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for name in [
+        "index.txt",
+        "status.json",
+        "services.json",
+        "drops.json",
+        "metrics-1.txt",
+        "metrics-2.txt",
+        "log.txt",
+        "doctor.txt",
+        "configuration.yaml",
+        "machine/proc-interrupts.txt",
+        "machine/ethtool-eth0-offloads.txt",
+    ] {
+        assert!(names.lines().any(|line| line.ends_with(&format!("/{name}"))), "{name} in\n{names}");
+    }
+    let contains = |needle: &str| bytes.windows(needle.len()).any(|window| window == needle.as_bytes());
+    for secret in [password, &key, &key.to_uppercase()] {
+        assert!(!contains(secret), "{secret} is in the bundle");
+    }
+    for part in ["no-such-bird", "passwordFile: bgp-password", "tidegate_build_info", "port up", "<removed>"]
+    {
+        assert!(contains(part), "{part} is in the bundle");
+    }
+    // A second one doesn't replace the first.
+    let again = command.output().expect("the binary runs");
+    assert!(!again.status.success(), "{}", text(&again));
+    assert_eq!(fs::read(&bundle).expect("it is kept"), bytes);
+    drop(gateway);
 }
