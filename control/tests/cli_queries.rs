@@ -340,6 +340,23 @@ impl AdminBackend for Daemon {
         Ok(GatewayDrainAnswer { gateway: "edge-1".into(), ..GatewayDrainAnswer::default() })
     }
 
+    async fn diff(&self, _: Option<PathBuf>) -> Result<DiffAnswer, AdminError> {
+        let port = |port: u16, before: Option<&str>, after: Option<&str>| PortDiff {
+            namespace: "default".into(),
+            service: "web".into(),
+            vip: ip("203.0.113.1"),
+            port,
+            protocol: "TCP".into(),
+            before: before.map(str::to_owned),
+            after: after.map(str::to_owned),
+            added: vec![],
+            removed: vec![],
+        };
+        let ports = vec![port(80, Some("fullnat"), Some("nat")), port(443, None, Some("nat"))];
+        let (reload, restart) = (vec!["services".into()], vec!["dataplane.cores".into()]);
+        Ok(DiffAnswer { reload, restart, ports, ..DiffAnswer::default() })
+    }
+
     async fn reload(&self) -> Result<ReloadAnswer, AdminError> {
         Ok(ReloadAnswer::default())
     }
@@ -690,4 +707,26 @@ fn top_shows_rates_with_the_busiest_services_first() {
     assert_eq!(figures["services"].as_array().map(Vec::len), Some(1), "{out}");
     let rate = figures["services"][0]["packetsPerSecond"].as_f64().expect("a number");
     assert!(rate > 0.0, "{out}");
+}
+
+#[test]
+fn diff_shows_each_port_that_changes_and_counts_the_flows_that_break() {
+    let lab = Lab::new();
+    let (code, out, err) = lab.run("diff");
+    assert_eq!(
+        out,
+        "\
+A reload is refused, because these keys need a restart: dataplane.cores
+Changed: services
+SERVICE       VIP           PORT      CHANGE                    FLOWS
+default/web   203.0.113.1   80/TCP    fullnat -> nat            2 break
+default/web   203.0.113.1   443/TCP   served, nat, 0 backends   none
+",
+        "{err}"
+    );
+    assert_eq!(code, 2);
+    let (_, json, _) = lab.run("diff -o json");
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!((&json["flows"][0]["flows"], &json["flows"][0]["effect"]), (&2.into(), &"break".into()));
+    assert_eq!(json["restart"][0], "dataplane.cores");
 }

@@ -17,6 +17,7 @@ use tidegate_policy::reconcile::DrainTarget;
 use tidegate_spec::ownership::BootTime;
 use tokio::net::UnixStream;
 
+use super::diff::DiffAnswer;
 use super::drain::{DrainAnswer, GatewayDrainAnswer};
 use super::error::ErrorAnswer;
 use super::events::{self, EventsAnswer};
@@ -167,6 +168,13 @@ impl Client {
         let protocol = packet.protocol.to_string();
         let (source, destination) = (packet.source.to_string(), packet.destination.to_string());
         self.read("explain", &[("proto", &protocol), ("src", &source), ("dst", &destination)]).await
+    }
+
+    /// `GET /v1/diff`, for this file or that of the gateway.
+    pub async fn diff(&self, config: Option<&Path>) -> Result<DiffAnswer, ClientError> {
+        let path = config.map(|path| path.to_string_lossy());
+        let query: Vec<(&str, &str)> = path.iter().map(|path| ("config", path.as_ref())).collect();
+        self.read("diff", &query).await
     }
 
     /// `POST /v1/drain`.

@@ -15,6 +15,7 @@
 //! | `GET /v1/watched?id=N` | [`WatchedAnswer`] |
 //! | `POST /v1/unwatch?id=N` | [`UnwatchAnswer`] |
 //! | `GET /v1/metrics` | Prometheus text |
+//! | `GET /v1/diff?config=FILE` | [`DiffAnswer`] |
 //! | `GET /v1/explain?proto=tcp&src=A:P&dst=VIP:P` | [`Explanation`](explain::Explanation) |
 //! | `POST /v1/drain?target=T`, `POST /v1/undrain?target=T` | [`DrainAnswer`] |
 //! | `POST /v1/drain?gateway=true`, `POST /v1/undrain?gateway=true` | [`GatewayDrainAnswer`] |
@@ -35,6 +36,7 @@
 
 mod announce;
 mod client;
+mod diff;
 mod drain;
 mod error;
 mod events;
@@ -56,6 +58,7 @@ mod workers;
 
 pub use announce::{AnnounceStatus, BgpPeerStatus, BgpStatus, KernelRoutesStatus, WithheldVip};
 pub use client::{Client, ClientError};
+pub use diff::{DiffAnswer, PortDiff};
 pub use drain::{DrainAnswer, DrainRequester, GatewayDrainAnswer, GatewayDrainState, GatewayDrainStatus};
 pub use error::{AdminError, ErrorAnswer};
 pub use events::{EventRow, EventsAnswer, selection as events_selection};

@@ -170,6 +170,13 @@ impl Table {
     }
 }
 
+impl fmt::Display for Table {
+    /// The table with its headers.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(false, true))
+    }
+}
+
 /// Escapes control characters. Users who may write objects choose some of the text, and a terminal would interpret
 /// these characters.
 fn printable(text: String) -> String {

@@ -1,4 +1,5 @@
-//! First aid: checks of the machine (`doctor`), a first configuration (`init`), and a bundle for support.
+//! First aid: checks of the machine (`doctor`), a first configuration (`init`), what a reload would change (`diff`), and
+//! a bundle for support.
 //!
 //! [`Command`] is a part of the command line of `tidegate`. The checks (`checks`) are pure functions of what was
 //! read: files and programs below one root ([`Machine`]), the kernel's network, the configuration, and the status of a
@@ -13,6 +14,7 @@
 
 mod bundle;
 mod checks;
+mod diff;
 mod doctor;
 mod finding;
 mod init;
@@ -36,6 +38,9 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     /// Write a commented configuration for this machine; an existing file is never overwritten
     Init(init::InitArgs),
+    /// Show what a reload of the running gateway would change: Services, VIPs, modes, keys that need a restart, flows that
+    /// would break; exit with 2 if the reload would be refused
+    Diff(diff::DiffArgs),
     /// Write a tar file for support: status, metrics, log, findings of doctor, and the configuration without secrets
     SupportBundle(bundle::BundleArgs),
 }
@@ -49,6 +54,7 @@ impl Command {
         match self {
             Self::Doctor(args) => doctor::run(&args),
             Self::Init(args) => init::run(&args),
+            Self::Diff(args) => diff::run(&args),
             Self::SupportBundle(args) => bundle::run(&args),
         }
     }

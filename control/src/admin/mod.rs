@@ -13,6 +13,7 @@ mod tests;
 pub use server::Server;
 
 use std::future::Future;
+use std::path::PathBuf;
 
 use tidegate_admin_api::explain::{Explanation, Packet};
 use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
@@ -99,6 +100,14 @@ pub trait AdminBackend: Send + Sync + 'static {
         let _ = began;
         Err(AdminError::Unavailable("the gateway does not use VRRP".to_owned()))
     }
+    /// Computes what a reload of this file would change; `None` means the file of the gateway.
+    ///
+    /// # Errors
+    /// If another such computation is in progress.
+    fn diff(
+        &self,
+        config: Option<PathBuf>,
+    ) -> impl Future<Output = Result<api::DiffAnswer, AdminError>> + Send;
     /// Reloads the configuration and the objects, like SIGHUP.
     ///
     /// # Errors

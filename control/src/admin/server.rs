@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use super::socket::{self, SocketFile};
 
 /// The paths of queries.
 const READ: &str =
-    "GET /v1/status, services, backends, events, flows, drops, pools, traffic, watched, metrics, explain";
+    "GET /v1/status, services, backends, events, flows, drops, pools, traffic, watched, metrics, explain, diff";
 /// The paths of changes.
 const CHANGE: &str = "POST /v1/drain, undrain, reload, watch, unwatch, vrrp-check";
 
@@ -141,7 +141,7 @@ async fn route(
     let name = path.strip_prefix("/v1/").unwrap_or("");
     let (is_read, is_change) = match name {
         "status" | "services" | "backends" | "events" | "flows" | "drops" | "pools" | "traffic"
-        | "watched" | "metrics" | "explain" => (true, false),
+        | "watched" | "metrics" | "explain" | "diff" => (true, false),
         "drain" | "undrain" | "reload" | "watch" | "unwatch" | "vrrp-check" => (false, true),
         _ => return Err(AdminError::NotFound(format!("{path} is not known; accepted: {READ}; {CHANGE}"))),
     };
@@ -166,6 +166,7 @@ async fn route(
         "watched" => ok(&backend.watched(watch_id(query)?).await?),
         "metrics" => tidegate_http::text(StatusCode::OK, backend.metrics()),
         "explain" => ok(&backend.explain(&packet(query)?)?),
+        "diff" => ok(&backend.diff(query::value(query, "config").map(PathBuf::from)).await?),
         "drain" => match subject(query)? {
             Subject::Gateway => changed(backend.drain_gateway()).await?,
             Subject::Target(target) => changed(backend.drain(target)).await?,

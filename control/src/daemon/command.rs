@@ -2,7 +2,9 @@
 //!
 //! Invariant: each request gets one answer, and a request that an operator saw fail is not carried out.
 
-use tidegate_admin_api::ReloadAnswer;
+use std::path::PathBuf;
+
+use tidegate_admin_api::{DiffAnswer, ReloadAnswer};
 use tidegate_policy::reconcile::DrainTarget;
 use tokio::sync::oneshot;
 
@@ -23,6 +25,9 @@ pub(super) enum Command {
     UndrainGateway(oneshot::Sender<Option<Option<String>>>),
     /// Reload the configuration.
     Reload(oneshot::Sender<ReloadAnswer>),
+    /// Compute what a reload of this file would change; `None` means the file of the gateway. The answer is `None` if
+    /// another such request is in progress.
+    Diff(Option<PathBuf>, oneshot::Sender<Option<DiffAnswer>>),
     /// Import changes of backends from other gateways. The answer is sent when the workers have applied them.
     ImportChanges(BackendChanges, oneshot::Sender<()>),
 }
@@ -36,6 +41,7 @@ impl Command {
             Self::DrainGateway(answer) => answer.is_closed(),
             Self::UndrainGateway(answer) => answer.is_closed(),
             Self::Reload(answer) => answer.is_closed(),
+            Self::Diff(_, answer) => answer.is_closed(),
             Self::ImportChanges(..) => false,
         }
     }

@@ -25,7 +25,7 @@ const READ_BOUND: Duration = Duration::from_secs(20);
 
 /// The configuration in use, and the path of its file.
 pub(super) struct Configuration {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     pub(super) config: GatewayConfig,
     /// The settings for the rounds. The state of the other gateways is set before each round.
     pub(super) settings: Settings,
@@ -216,7 +216,7 @@ impl Reader {
 }
 
 /// The settings for reconcile, with the values that the ports report.
-fn settings(config: &GatewayConfig, dataplane: &Dataplane) -> Settings {
+pub(super) fn settings(config: &GatewayConfig, dataplane: &Dataplane) -> Settings {
     let ports = assemble::dataplane_config(config);
     let interfaces = tidegate_dataplane::gateway::interface_specs(&ports, dataplane.interfaces());
     assemble::settings(config, interfaces)

@@ -6,7 +6,7 @@
 //!
 //! Invariant: a round that fails changes nothing; the last good state stays in use.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -19,6 +19,7 @@ use tidegate_health::Checker;
 use tidegate_health::health_check_node_port::{Bind, BindFailure, Clients};
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::health::Verdicts;
+use tidegate_model::objects::Objects;
 use tidegate_policy::reconcile::Drains as Draining;
 use tidegate_source::SourceUpdate;
 use tokio::sync::watch;
@@ -28,6 +29,7 @@ use super::address_file::AddressFile;
 use super::cluster::Cluster;
 use super::command::{Command, Drained};
 use super::configuration::{Configuration, Read, Reader, Reloaded};
+use super::diff::{Trial, Trials};
 use super::drains::Drains;
 use super::layer2::Layer2;
 use super::list_copies::{ListCopies, Lists};
@@ -44,6 +46,7 @@ pub(super) struct Controller {
     publication: Publication,
     reporter: Reporter,
     cluster: Cluster,
+    trials: Trials,
     dataplane: Arc<Dataplane>,
     state: Arc<State>,
 }
@@ -86,6 +89,7 @@ impl Controller {
             decider: Decider::new(Arc::clone(&state)),
             publication: Publication::new(publisher, Arc::clone(&state)),
             cluster: Cluster::new(cluster),
+            trials: Trials::default(),
             dataplane,
             state,
         }
@@ -219,11 +223,34 @@ impl Controller {
                 let _ = answer.send(was_drained.then(|| self.gatherer.drained.trouble().map(str::to_owned)));
             }
             Command::Reload(answer) => self.reader.request(Some(answer)),
+            Command::Diff(path, answer) => {
+                let trial = self.trial(path);
+                self.trials.begin(trial, answer);
+            }
             Command::ImportChanges(moved, answer) => {
                 tracing::info!(changes = moved.len(), "imported recent backend changes from other gateways");
                 self.decider.import_changes(&moved);
                 self.publication.answer_after_next(answer);
             }
+        }
+    }
+
+    /// A trial of the configuration in this file with the current inputs.
+    fn trial(&self, path: Option<PathBuf>) -> Trial {
+        let Configuration { path: own, config, settings } = &self.gatherer.configuration;
+        let (memory, now) = self.decider.memory();
+        let manifests = self.gatherer.manifests.as_ref();
+        Trial {
+            path,
+            own: own.clone(),
+            config: config.clone(),
+            settings: settings.clone(),
+            dataplane: Arc::clone(&self.dataplane),
+            objects: manifests.map(|update| Objects::clone(&update.objects)).unwrap_or_default(),
+            verdicts: self.gatherer.verdicts.clone(),
+            drained: self.gatherer.drained.targets().clone(),
+            memory,
+            now,
         }
     }
 

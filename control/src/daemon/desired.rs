@@ -51,6 +51,11 @@ impl Desired {
         self.self_check.due_count()
     }
 
+    /// Time since the daemon started.
+    pub(super) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
     /// When the state changes without an input.
     pub(super) fn due(&self) -> Option<Instant> {
         self.reconcile_at.map(|at| self.started + at)

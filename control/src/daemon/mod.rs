@@ -16,6 +16,7 @@ mod configuration;
 mod controller;
 mod degraded;
 mod desired;
+mod diff;
 mod drain_watch;
 mod drains;
 mod fault_log;

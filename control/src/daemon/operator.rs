@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -384,6 +385,11 @@ impl AdminBackend for Operator {
 
     async fn reload(&self) -> Result<api::ReloadAnswer, AdminError> {
         self.request(Command::Reload).await
+    }
+
+    async fn diff(&self, config: Option<PathBuf>) -> Result<api::DiffAnswer, AdminError> {
+        let answer = self.request(|answer| Command::Diff(config, answer)).await?;
+        answer.ok_or_else(|| AdminError::Conflict("another `tidegate diff` is in progress".to_owned()))
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 use ipnet::IpNet;
 
 use tidegate_model::config::{DataplaneConfig, EventsConfig, FlowSharingConfig, GatewayConfig};
+use tidegate_spec::NetworkSpec;
 
 /// The keys of the configuration that differ and cannot change while the gateway runs.
 pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) -> Vec<&'static str> {
@@ -31,6 +32,33 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("announce.l2", now.announce.l2 != new.announce.l2),
         ("flowSharing", sharing(now) != sharing(new)),
         ("admin", listeners(now) != listeners(new)),
+    ];
+    parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
+}
+
+/// The sections of the configuration that differ and take effect with a reload. Parts of some others are fixed
+/// ([`fixed_parts_that_differ`]).
+pub(super) fn other_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) -> Vec<&'static str> {
+    let network =
+        |config: &GatewayConfig| NetworkSpec { interfaces: Vec::new(), ..config.dataplane.network.clone() };
+    let keys =
+        |config: &GatewayConfig| (config.flow_sharing.key.clone(), config.flow_sharing.accept_key.clone());
+    let announce = |config: &GatewayConfig| (config.announce.bgp.clone(), config.announce.kernel_routes);
+    let token = |config: &GatewayConfig| config.admin.page.as_ref().map(|page| page.token.clone());
+    let parts = [
+        ("metadata.labels", now.labels != new.labels),
+        ("node", now.node != new.node),
+        ("dataplane: routes, neighbors, addresses", network(now) != network(new)),
+        ("services", now.services != new.services),
+        ("protection", now.protection != new.protection),
+        ("pools", now.pools != new.pools),
+        ("health", now.health != new.health),
+        ("announce", announce(now) != announce(new)),
+        ("drain", now.drain != new.drain),
+        ("admin.metricsPerBackend", now.admin.metrics_per_backend != new.admin.metrics_per_backend),
+        ("admin.page.tokenFile", token(now) != token(new)),
+        ("selfCheck", now.self_check != new.self_check),
+        ("flowSharing.key, flowSharing.acceptKey", keys(now) != keys(new)),
     ];
     parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
 }
@@ -77,6 +105,10 @@ mod tests {
              admin: {metricsPerBackend: false}\nselfCheck: {interval: 1m}\n",
         );
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), Vec::<&str>::new());
+        let parts = other_parts_that_differ(&config(""), &changed);
+        let network = "dataplane: routes, neighbors, addresses";
+        assert_eq!(parts, [network, "services", "pools", "health", "admin.metricsPerBackend", "selfCheck"]);
+        assert_eq!(other_parts_that_differ(&changed, &changed), Vec::<&str>::new());
     }
 
     #[test]

@@ -1,15 +1,17 @@
-//! `doctor` and `init` before the first start of a gateway, and `support-bundle` beside a running one.
+//! `doctor`, `init`, `diff` and `support-bundle`, before the first start of a gateway and beside a running one.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
-use tidegate_netlab::addresses::{self as plan, Family, client};
+use tidegate_netlab::addresses::{self as plan, Family, TCP_ECHO_PORT, client};
+use tidegate_netlab::client::EchoConnection;
 use tidegate_netlab::gateway::config_of;
 use tidegate_netlab::{Gateway, GatewayOptions, Lab};
 
-use crate::world::{beside_others, lab, tidegate};
+use crate::world::{World, beside_others, lab, tidegate};
 
 /// A lab whose gateway namespace is a machine with a NIC `eth0`, an address of each family, and the client as its
 /// router.
@@ -134,6 +136,74 @@ fn doctor_examines_a_machine_before_the_first_start() {
     let ran = run(&["doctor", "-c", "gateway.yaml"]);
     let shown = text(&ran);
     assert!(shown.contains("why:") && shown.contains("ip link set eth0 mtu 1500"), "{shown}");
+}
+
+/// A Service without an annotation for its forwarding mode.
+fn echo(vip: &str) -> String {
+    let server = plan::server(Family::V4, 1);
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: echo, namespace: lab, annotations: {{tidegate.dev/load-balancer-ips: \"{vip}\"}}}}\n\
+         spec: {{type: LoadBalancer, ports: [{{name: echo, port: {TCP_ECHO_PORT}}}]}}\n---\n\
+         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: echo, namespace: lab, labels: {{kubernetes.io/service-name: echo}}}}\n\
+         addressType: IPv4\nports: [{{name: echo, port: {TCP_ECHO_PORT}}}]\nendpoints: [{{addresses: [\"{server}\"]}}]\n"
+    )
+}
+
+#[test]
+fn doctor_diff_and_support_bundle_work_beside_a_running_gateway() {
+    let _machine = beside_others();
+    let vip = plan::routed_vip(Family::V4, 3);
+    let world = World::over(lab(1), GatewayOptions::default(), &[], &echo(&vip.to_string()));
+    let to = SocketAddr::new(vip, TCP_ECHO_PORT);
+    let connect = || {
+        let from = SocketAddr::new(client(Family::V4, 0), 0);
+        EchoConnection::connect(world.lab.client(), from, to).ok()
+    };
+    let mut connection = world.wait_until("a connection", connect);
+    let (config, directory) = (config_of(&world.lab), world.lab.directory());
+    let run = |args: &[&str]| {
+        let mut command = world.lab.gateway().command(tidegate());
+        command.args(args).output().expect("the binary runs")
+    };
+    let own = fs::read_to_string(&config).expect("the configuration");
+    let path = config.to_str().expect("UTF-8");
+    let socket = directory.join("tidegate.sock");
+    let socket = socket.to_str().expect("UTF-8");
+
+    let ran = run(&["doctor", "-c", path, "-o", "json"]);
+    let found = findings(&String::from_utf8_lossy(&ran.stdout));
+    let pid = format!("pid {}, and is ready", world.gateway().pid());
+    assert!(has(&found, "gateway", "ok", &pid), "{found:?}");
+    assert!(has(&found, "ports", "ok", "9469 is used by the running gateway"), "{found:?}");
+    assert!(has(&found, "queues", "ok", "interface uplink: driver net_af_packet, queues 1"), "{found:?}");
+    let faults: Vec<_> = found.iter().filter(|(_, level, _)| level == "fault").collect();
+    assert!(faults.is_empty() && ran.status.success(), "{faults:?}");
+
+    // Nothing differs.
+    let same = run(&["diff", "--socket", socket]);
+    assert!(same.status.success() && text(&same).contains("No Service changes."), "{}", text(&same));
+    // Another mode breaks the connection, and another core needs a restart.
+    let mode = own.replace("defaults: {drainTimeout", "defaults: {forwarding: nat, drainTimeout");
+    let other = directory.join("other.yaml");
+    fs::write(&other, &mode).expect("written");
+    let other = other.to_str().expect("UTF-8");
+    let changed = run(&["diff", "-c", other, "--socket", socket]);
+    let shown = text(&changed);
+    assert!(changed.status.success() && shown.contains("Changed: services"), "{shown}");
+    let row = shown.lines().find(|line| line.starts_with("lab/echo")).unwrap_or_else(|| panic!("{shown}"));
+    assert!(row.contains("fullnat -> nat") && row.ends_with("1 break"), "{shown}");
+    fs::write(other, mode.replace("cores: [1]", "cores: [0]").replace("idle: adaptive", "idle: poll"))
+        .expect("written");
+    let restart = run(&["diff", "-c", other, "--socket", socket]);
+    assert_eq!(restart.status.code(), Some(2), "{}", text(&restart));
+    let keys = "these keys need a restart: dataplane.cores, dataplane.idle";
+    assert!(text(&restart).contains(keys) && text(&restart).contains("fullnat -> nat"), "{}", text(&restart));
+    fs::write(other, own.replace("pools:", "pool:")).expect("written");
+    let refused = run(&["diff", "-c", other, "--socket", socket]);
+    assert_eq!(refused.status.code(), Some(2), "{}", text(&refused));
+    assert!(text(&refused).contains("other.yaml:") && text(&refused).contains("keeps its configuration"));
+    connection.ping().expect("diff changes nothing");
+    assert!(!world.gateway().log().contains("configuration reloaded"));
 }
 
 #[test]

@@ -3,9 +3,10 @@
 //! Invariant: if the addresses of Services are stored here, they are saved before the next phase lets anybody use one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_model::config::SelfCheckConfig;
-use tidegate_policy::reconcile::{Drains, Outcome};
+use tidegate_policy::reconcile::{Drains, Memory, Outcome};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -76,6 +77,11 @@ impl Decider {
     /// The addresses that Services have.
     pub(in crate::daemon) fn given(&self) -> Given<'_> {
         Given { allocations: &self.desired.memory.allocations, are_kept_here: self.addresses.is_some() }
+    }
+
+    /// What the next round is computed from in addition to the inputs: the memory, and the time since the start.
+    pub(in crate::daemon) fn memory(&self) -> (Memory, Duration) {
+        (self.desired.memory.clone(), self.desired.now())
     }
 
     /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that round is
