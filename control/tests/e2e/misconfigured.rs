@@ -144,7 +144,7 @@ fn start_names(edit: impl FnOnce(String) -> String, words: &[&str]) {
 fn a_start_that_fails_names_the_device_and_what_is_wrong_with_it() {
     let _machine = beside_others();
     start_names(replace("cores: [1]", "cores: [97]"), &["97"]);
-    start_names(replace("iface=eth0", "iface=eth9"), &["eth9", "uplink", "no such device"]);
+    start_names(replace("iface=eth0", "iface=eth9"), &["eth9", "uplink", "interface eth9 does not exist"]);
     start_names(replace("\"net_af_packet0,iface=eth0,qpairs=1\"", "\"0000:99:00.0\""), &["0000:99:00.0"]);
     start_names(replace("mtu: 1500", "mtu: 9000"), &["9000"]);
 }
@@ -161,7 +161,8 @@ fn a_limit_of_locked_memory_that_is_too_small_is_named() {
     let printed = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let printed = printed.concat();
     assert!(
-        !output.status.success() && printed.contains("RLIMIT_MEMLOCK") && printed.contains("65536"),
+        !output.status.success()
+            && printed.contains("memlock limit (RLIMIT_MEMLOCK) is 64 KiB, needs 128 MiB"),
         "{printed}"
     );
 }

@@ -196,22 +196,34 @@ pub enum StartError {
         /// The error.
         source: dpdk::PortError,
     },
-    /// A packet socket could not be opened, probably because of the limit on locked memory.
+    /// There are not enough free hugepages.
     #[error(
-        "interface {interface:?}: {source}; this process may lock {limit} bytes of memory (RLIMIT_MEMLOCK), and its packet sockets lock \
-         64 MiB for each queue and direction; accepted: LimitMEMLOCK=infinity in the unit, `ulimit -l unlimited`, or the capability \
-         CAP_IPC_LOCK"
+        "too few hugepages: {free} MiB are free, and dataplane.memory.sizeMiB is {mib}; accepted: \
+         dataplane.memory: {{hugepages: false}}, or more hugepages (sysctl vm.nr_hugepages={})",
+        .mib.div_ceil(2)
+    )]
+    Hugepages {
+        /// The free ones of all sizes, in MiB.
+        free: u64,
+        /// The requested memory in MiB.
+        mib: u32,
+    },
+    /// A packet socket could not be opened, because its rings exceed the limit on locked memory.
+    #[error(
+        "interface {interface:?}: memlock limit (RLIMIT_MEMLOCK) is {} KiB, needs {needed} MiB: packet sockets lock 64 MiB for each \
+         queue and direction; accepted: LimitMEMLOCK=infinity in the unit, `ulimit -l unlimited`, or the capability CAP_IPC_LOCK",
+        .limit >> 10
     )]
     LockedMemory {
         /// The interface's name.
         interface: String,
-        /// The error.
-        source: dpdk::PortError,
         /// The limit in bytes.
         limit: u64,
+        /// What all packet sockets of the gateway lock, in MiB.
+        needed: u64,
     },
     /// The kernel has no such device.
-    #[error("interface {interface:?}: no such device: {device}; accepted: {}", .existing.join(", "))]
+    #[error("interface {device} does not exist (dataplane.interfaces: {interface}); accepted: {}", .existing.join(", "))]
     NoDevice {
         /// The interface's name.
         interface: String,

@@ -14,7 +14,6 @@ use std::time::Instant;
 use device_string::{LARGE_DATA_ROOM, is_pci, renamed, takes_large_frames, with_large_frames, with_queues};
 use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port};
 use ports::{DESCRIPTORS, Started};
-use rustix::process::{Resource, getrlimit};
 use tidegate_pipeline::forward::snat_ports::Steering;
 use tidegate_spec::limits::BURST;
 use tidegate_spec::{InterfaceSpec, NetworkSpec, SnapshotSpec};
@@ -38,6 +37,7 @@ mod device_string;
 pub mod error;
 pub mod kept_snapshot;
 mod ledger;
+mod memory;
 mod ports;
 mod slow_path_handle;
 pub mod snat_usage;
@@ -85,12 +85,13 @@ impl Dataplane {
         let plan = plan_workers(config, &[])?;
         let pci: Vec<String> =
             config.interfaces.iter().map(|one| one.device.clone()).filter(|name| is_pci(name)).collect();
-        let eal = Eal::init(&EalConfig {
+        let started = Eal::init(&EalConfig {
             memory: config.memory,
             main_cpus: plan.main_cpus,
             pci: if pci.is_empty() { Pci::None } else { Pci::Allow(pci) },
             ..EalConfig::default()
-        })?;
+        });
+        let eal = started.map_err(|error| memory::why_not_started(error, config.memory))?;
         Self::start_on(&eal, config)
     }
 
@@ -276,11 +277,9 @@ fn attach(eal: &Eal, config: &DataplaneConfig) -> Result<Vec<Port>, StartError> 
     let attach = |one: &InterfaceConfig| {
         let interface = || one.name.clone();
         Port::attach(eal, &device_string(one, config)).map_err(|source| {
-            match getrlimit(Resource::Memlock).current {
-                // Its rings are locked in memory (MAP_LOCKED), which the kernel refuses with "not permitted" or
-                // "unavailable".
-                Some(limit) if one.device.starts_with("net_af_packet") => {
-                    StartError::LockedMemory { interface: interface(), source, limit }
+            match memory::locked_too_little(config) {
+                Some((limit, needed)) if one.device.starts_with("net_af_packet") => {
+                    StartError::LockedMemory { interface: interface(), limit, needed }
                 }
                 _ => StartError::Port { interface: interface(), source },
             }
