@@ -402,6 +402,13 @@ impl<'a> Fields<'a> {
         self.known_keys.borrow_mut().extend_from_slice(keys);
     }
 
+    /// The entries that were not read and have a value.
+    pub fn unread(&self) -> Vec<(&'a Entry, Field<'a>)> {
+        let known_keys = self.known_keys.borrow();
+        let is_unread = |e: &&Entry| !known_keys.contains(&e.key.as_str()) && !e.node.is_null();
+        self.entries.iter().filter(is_unread).map(|e| (e, self.child(&e.key, &e.node))).collect()
+    }
+
     /// Reports the keys that were not read.
     pub fn finish(self, unknown: Unknown) {
         let severity = match unknown {
