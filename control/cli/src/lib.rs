@@ -5,8 +5,8 @@
 //! manifests: they query, and print the answer ([`output`]).
 //!
 //! May depend on: `tidegate-admin-api` (the admin socket), `tidegate-cluster` (our kinds, and what gateways wrote),
-//! `tidegate-source` (the connection to the API server), `tidegate-policy`, `tidegate-model`, `tidegate-capture`
-//! (pcapng files). May not: DPDK, the dataplane, the daemon.
+//! `tidegate-source` (the connection to the API server), `tidegate-import` (resources of other load balancers),
+//! `tidegate-policy`, `tidegate-model`, `tidegate-capture` (pcapng files). May not: DPDK, the dataplane, the daemon.
 //!
 //! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the command line is wrong; 3 packets
 //! still arrived at the gateway when `drain --gateway` timed out.
@@ -20,6 +20,7 @@ mod crds;
 mod events;
 mod explain;
 mod failure;
+mod import;
 mod invocation;
 pub mod output;
 pub mod status_tables;
@@ -44,6 +45,8 @@ pub enum Command {
     Admin(admin_commands::AdminCommand),
     /// Print the CustomResourceDefinitions of AddressPool and GatewayStatus, or write them to a directory
     Crds(crds::CrdsArgs),
+    /// Convert the resources of MetalLB, kube-vip or Cilium to a configuration and AddressPools
+    Import(import::ImportArgs),
     /// Remove the finalizers, conditions and statuses that Tidegate wrote to a cluster
     Uninstall(uninstall::UninstallArgs),
 }
@@ -57,6 +60,7 @@ impl Command {
         match self {
             Self::Admin(command) => admin_commands::run(command),
             Self::Crds(args) => crds::run(&args),
+            Self::Import(args) => import::run(args),
             Self::Uninstall(args) => uninstall::run(args),
         }
     }
