@@ -27,12 +27,12 @@ pub enum Verdict {
 }
 
 macro_rules! reasons {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident => $text:literal,)+ }) => {
-        tidegate_wire::named! {
+    ($(#[$doc:meta])* $name:ident { $($(#[doc = $vdoc:literal])+ $variant:ident => $text:literal,)+ }) => {
+        tidegate_wire::documented! {
             $(#[$doc])*
             #[derive(PartialOrd, Ord, Hash)]
             #[repr(u8)]
-            pub enum $name { $($(#[$vdoc])* $variant => $text,)+ }
+            pub enum $name { $($(#[doc = $vdoc])+ $variant => $text,)+ }
         }
 
         impl $name {
@@ -261,6 +261,15 @@ impl DropReason {
         }
     }
 
+    /// What it means, for operators.
+    #[must_use]
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Malformed(malformed) => malformed.meaning(),
+            Self::Refused(refusal) => refusal.meaning(),
+        }
+    }
+
     /// A number below [`Self::COUNT`].
     #[inline]
     #[must_use]
@@ -317,6 +326,17 @@ mod tests {
         assert_eq!(names.len(), unique.len());
         let snake = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         assert!(names.iter().all(|name| name.chars().all(snake)));
+    }
+
+    #[test]
+    fn the_meaning_of_a_reason_is_its_documentation_in_one_line() {
+        assert_eq!(Refusal::NoRoute.meaning(), "No route to the next hop.");
+        assert_eq!(
+            DropReason::from(Refusal::GroupFrame).meaning(),
+            "A unicast packet in a multicast or broadcast frame (RFC 1812 5.3.4, RFC 1122 3.3.6). If it were answered, \
+             every station of the group would answer."
+        );
+        assert_eq!(DropReason::from(Malformed::EthernetTruncated).meaning(), "Fewer than 14 bytes.");
     }
 
     #[test]

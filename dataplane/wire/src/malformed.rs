@@ -6,7 +6,7 @@
 //!
 //! Invariant: each variant is produced by at least one test (`tests/checks.rs`).
 
-named! {
+documented! {
     /// Why a frame failed the header checks. `ALL[m as usize] == m`.
     #[derive(PartialOrd, Ord, Hash)]
     #[repr(u8)]

@@ -1,4 +1,5 @@
-//! [`named!`](crate::named!): enums whose variants have names that users see.
+//! [`named!`](crate::named!): enums whose variants have names that users see, and [`documented!`](crate::documented!):
+//! also a meaning.
 //!
 //! The names are contracts: manifests, output, metrics and scripts use them. Nothing else here is about packets; the
 //! macro is in this crate because all others that need it use this one.
@@ -62,6 +63,38 @@ macro_rules! named {
         impl ::std::fmt::Display for $name {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+/// Declares an enum like [`named!`](crate::named!) whose variants all have documentation, which `meaning` returns.
+///
+/// ```
+/// tidegate_wire::documented! {
+///     /// A direction.
+///     pub enum Direction {
+///         /// Away from the ground.
+///         Up => "up",
+///     }
+/// }
+/// assert_eq!(Direction::Up.meaning(), "Away from the ground.");
+/// ```
+#[macro_export]
+macro_rules! documented {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident {
+        $($(#[doc = $doc:literal])+ $variant:ident => $text:literal,)+
+    }) => {
+        $crate::named! {
+            $(#[$meta])*
+            $vis enum $name { $($(#[doc = $doc])+ $variant => $text,)+ }
+        }
+
+        impl $name {
+            /// The meaning of the value: its documentation in one line.
+            #[must_use]
+            $vis fn meaning(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),+).trim_start(),)+ }
             }
         }
     };
