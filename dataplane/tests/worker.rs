@@ -567,7 +567,19 @@ fn flows_are_listed_while_the_worker_runs_and_one_is_found_among_many() {
     }
     let to_none = FlowFilter { backends: Some([].into()), ..FlowFilter::default() };
     assert_eq!(worker_pool.flows(&to_none, 1000, timeout).0, []);
+    let idle = FlowFilter { idle_ms_min: u32::MAX, ..FlowFilter::default() };
+    assert_eq!(worker_pool.flows(&idle, 1000, timeout).0, []);
+    let of_phase = |phase| FlowFilter { phase: Some(phase), ..FlowFilter::default() };
+    assert_eq!(worker_pool.flows(&of_phase(all[0].phase), 1000, timeout).0.len(), 100);
+    assert_eq!(worker_pool.flows(&of_phase(Phase::Closing), 1000, timeout).0, []);
     wait_until("the gauge", || worker_pool.stats().workers[0].flows == 100);
+    // Only the flows that pass the filter are removed.
+    let one = FlowFilter { client_port: Some(all[0].client_port), ..FlowFilter::default() };
+    assert_eq!(worker_pool.remove_flows(&one, timeout), (1, 0));
+    assert_eq!(worker_pool.flows(&FlowFilter::default(), 1000, timeout).0.len(), 99);
+    assert_eq!(worker_pool.flows(&one, 1000, timeout).0, []);
+    assert_eq!(worker_pool.remove_flows(&FlowFilter::default(), timeout), (99, 0));
+    wait_until("the gauge", || worker_pool.stats().workers[0].flows == 0);
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn filter(snapshot: &Snapshot, query: &FlowsQuery) -> Result<FlowFilter, AdminEr
         services: query.service.as_ref().map(|name| service_ids(snapshot, name)).transpose()?,
         backends: query.backend.map(|name| backend_ids(snapshot, name)).transpose()?,
         client: query.client.map(Into::into),
-        client_port: None,
+        ..FlowFilter::default()
     })
 }
 

@@ -23,6 +23,8 @@ const BUCKETS_PER_STEP: u64 = 256;
 pub enum Query {
     /// Lists flows.
     Flows(FlowQuery),
+    /// Removes flows.
+    Remove(FlowRemoval),
     /// Counts the local ports in use.
     SnatPorts(SnatPortQuery),
     /// Starts copying packets.
@@ -34,6 +36,7 @@ impl Query {
     pub(super) fn step(self, flows: &mut FlowTables, now: Now) -> Option<Self> {
         match self {
             Self::Flows(query) => query.step(flows, now).map(Self::Flows),
+            Self::Remove(removal) => removal.step(flows, now).map(Self::Remove),
             Self::SnatPorts(query) => query.step(flows, now).map(Self::SnatPorts),
             // The worker starts it itself.
             Self::Watch(_) => None,
@@ -128,6 +131,10 @@ pub struct FlowFilter {
     pub client: Option<Addr>,
     /// The client has this port. A session affinity entry matches every port.
     pub client_port: Option<u16>,
+    /// The flow is in this phase.
+    pub phase: Option<Phase>,
+    /// The flow has been idle for at least this time.
+    pub idle_ms_min: u32,
 }
 
 impl FlowFilter {
@@ -136,9 +143,48 @@ impl FlowFilter {
         let of_service = !matches!(flow.kind, FlowKind::Masquerade { .. });
         (of_service || self.services.is_none() && self.backends.is_none())
             && self.client.is_none_or(|client| client == flow.client)
+            && self.phase.is_none_or(|phase| phase == flow.phase)
+            && flow.idle_ms >= self.idle_ms_min
             && self.client_port.is_none_or(|port| port == flow.client_port || flow.kind == FlowKind::Affinity)
             && self.services.as_ref().is_none_or(|services| services.contains(&flow.service))
             && self.backends.as_ref().is_none_or(|backends| backends.contains(&flow.backend))
+    }
+}
+
+/// A request to remove flows, with the number removed so far.
+#[derive(Debug)]
+pub struct FlowRemoval {
+    filter: FlowFilter,
+    removed: u64,
+    cursor: u64,
+    reply: SyncSender<u64>,
+}
+
+impl FlowRemoval {
+    /// Removes the flows that pass the filter, except masqueraded ones. The channel needs capacity for one answer.
+    #[must_use]
+    pub fn new(filter: FlowFilter, reply: SyncSender<u64>) -> Self {
+        Self { filter, removed: 0, cursor: 0, reply }
+    }
+
+    fn step(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
+        let Self { filter, removed, cursor, .. } = &mut self;
+        let next = flows.sweep(*cursor, BUCKETS_PER_STEP, now, |flow| {
+            let is_removed = !flow.expired && filter.passes(flow);
+            *removed += u64::from(is_removed);
+            !is_removed
+        });
+        match next {
+            Some(cursor) => {
+                self.cursor = cursor;
+                Some(self)
+            }
+            None => {
+                // The caller may have given up waiting.
+                let _ = self.reply.try_send(self.removed);
+                None
+            }
+        }
     }
 }
 
