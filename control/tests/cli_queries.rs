@@ -275,6 +275,8 @@ impl AdminBackend for Daemon {
             backend: Some(SocketAddr::new(ip("10.0.0.1"), 8080)),
             mode: Some("nat".into()),
             flow: "new".into(),
+            detail: Some("SYN".into()),
+            checksum: Some("ok".into()),
             received: frame("0203"),
             sent: Some(SentFrame { interface: "backends".into(), frame: frame("0405") }),
             ..WatchedRow::default()
@@ -643,9 +645,15 @@ fn trace_prints_a_line_for_each_packet_and_says_how_many_were_missed() {
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines.len(), 4, "{out}");
     assert!(lines[0].starts_with("TIME"), "{out}");
-    for cell in
-        ["198.51.100.7:40000", "203.0.113.1:80", "transmit", "forward", "default/web:http", "10.0.0.1:8080"]
-    {
+    for cell in [
+        "198.51.100.7:40000",
+        "203.0.113.1:80",
+        "SYN",
+        "transmit",
+        "forward",
+        "default/web:http",
+        "10.0.0.1:8080",
+    ] {
         assert!(lines[1].contains(cell), "{out}");
     }
     assert!(

@@ -43,6 +43,13 @@ pub struct WatchedRow {
     /// The destination, in the same format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub destination: Option<String>,
+    /// The flags of TCP, such as `SYN,ACK`; or type and code of ICMP and ICMPv6, such as `type 3 code 4`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+    /// The transport checksum as it was received: `ok`, `bad`, `partial` (left to a NIC that did not complete it) or
+    /// `unchecked` (the frame was not copied as a whole, or it is a fragment); absent without a checksum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<String>,
     /// `transmit`, `punt` or `drop`.
     pub verdict: String,
     /// The reason, as in `replay --json`.

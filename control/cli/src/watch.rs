@@ -230,12 +230,13 @@ fn report(shown: &Shown) {
 }
 
 /// The columns of `trace`. The widths are fixed because lines are printed as packets arrive.
-const COLUMNS: [(&str, usize); 10] = [
+const COLUMNS: [(&str, usize); 11] = [
     ("TIME", 15),
     ("INTERFACE", 10),
     ("PROTO", 6),
     ("SOURCE", 22),
     ("DESTINATION", 22),
+    ("DETAIL", 14),
     ("VERDICT", 9),
     ("REASON", 20),
     ("SERVICE", 24),
@@ -243,7 +244,7 @@ const COLUMNS: [(&str, usize); 10] = [
     ("FLOW", 6),
 ];
 /// The further columns with `-o wide`.
-const WIDE: [(&str, usize); 4] = [("MODE", 10), ("LENGTH", 7), ("WORKER", 7), ("OUT", 10)];
+const WIDE: [(&str, usize); 5] = [("MODE", 10), ("LENGTH", 7), ("CHECKSUM", 10), ("WORKER", 7), ("OUT", 10)];
 
 fn heading(wide: bool) -> String {
     let names = COLUMNS.iter().chain(if wide { &WIDE[..] } else { &[] });
@@ -264,6 +265,7 @@ fn line(row: &WatchedRow, wide: bool) -> String {
         or_none(row.protocol.clone()),
         or_none(row.source.clone()),
         or_none(row.destination.clone()),
+        detail(row),
         if row.waits { "wait".to_owned() } else { row.verdict.clone() },
         row.reason.clone(),
         or_none(row.service.clone()),
@@ -271,10 +273,19 @@ fn line(row: &WatchedRow, wide: bool) -> String {
         row.flow.clone(),
         or_none(row.mode.clone()),
         row.received.length.to_string(),
+        or_none(row.checksum.clone()),
         row.worker.to_string(),
         or_none(row.sent.as_ref().map(|sent| sent.interface.clone())),
     ];
     padded(cells.into_iter(), wide)
+}
+
+/// TCP flags or ICMP type, and a checksum that is wrong: `SYN bad-sum`.
+fn detail(row: &WatchedRow) -> String {
+    let wrong = row.checksum.as_deref().filter(|state| matches!(*state, "bad" | "partial"));
+    let wrong = wrong.map(|state| format!("{state}-sum"));
+    let parts: Vec<String> = row.detail.clone().into_iter().chain(wrong).collect();
+    if parts.is_empty() { "<none>".to_owned() } else { parts.join(" ") }
 }
 
 /// The time of day in the local time zone, with microseconds.
@@ -291,6 +302,7 @@ fn comment(row: &WatchedRow) -> String {
         ("backend", row.backend.map(|backend| backend.to_string())),
         ("mode", row.mode.clone()),
         ("waits", row.waits.then(|| "true".to_owned())),
+        ("checksum", row.checksum.clone().filter(|state| state != "ok")),
     ];
     for (key, value) in more {
         if let Some(value) = value {
@@ -345,6 +357,8 @@ mod tests {
             }
             assert_eq!(line.ends_with("backends"), wide, "{line}");
         }
+        let syn = WatchedRow { detail: Some("SYN".into()), checksum: Some("partial".into()), ..row() };
+        assert!(line(&syn, false).contains(" SYN partial-sum "), "{}", line(&syn, false));
         let waiting = WatchedRow { waits: true, verdict: "drop".into(), ..row() };
         assert!(line(&waiting, false).contains(" wait "), "{}", line(&waiting, false));
     }

@@ -38,6 +38,7 @@ mod node_ports;
 mod observer;
 mod operator;
 mod pace;
+mod packet_detail;
 mod publications;
 mod publisher;
 mod readiness;

@@ -27,6 +27,7 @@ use tidegate_wire::{Addr, proto};
 use tokio::time::Instant;
 
 use super::flows::{backend_ids, service_ids};
+use super::packet_detail;
 
 /// Bytes of packets that a watch buffers per worker.
 const MEMORY: usize = 4 << 20;
@@ -229,6 +230,7 @@ fn row(
         Verdict::Drop(why) => (VerdictName::Drop.as_str(), why.as_str(), None),
         Verdict::HandOver(_) => ("hand-over", "hand_over", None),
     };
+    let (detail, checksum) = packet_detail::detail(&packet.received, packet.received_len);
     let (source_port, destination_port) = packet.endpoints.and_then(|ends| ends.ports).unzip();
     WatchedRow {
         timestamp_ns,
@@ -237,6 +239,8 @@ fn row(
         protocol: packet.endpoints.map(|ends| ends.protocol.map_or_else(|| "ARP".to_owned(), protocol)),
         source: packet.endpoints.map(|ends| end(ends.source, source_port)),
         destination: packet.endpoints.map(|ends| end(ends.destination, destination_port)),
+        detail,
+        checksum: checksum.map(str::to_owned),
         verdict: verdict.to_owned(),
         reason: reason.to_owned(),
         waits: packet.waits,
