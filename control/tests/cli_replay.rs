@@ -344,12 +344,20 @@ fn every_malformed_frame_is_dropped_with_its_reason() {
 }
 
 #[test]
-fn an_unresolved_next_hop_is_a_drop_with_its_reason() {
+fn a_next_hop_without_a_configured_link_address_is_assumed_to_be_resolved() {
     let gateway = GATEWAY.replace("    - {ip: \"192.0.2.11\", mac: \"02:00:00:00:00:11\"}\n", "");
     let manifests =
         service("web", "dsr-l2", "203.0.113.1") + "---\n" + &slice("web", "v4", "IPv4", &["192.0.2.11"]);
     let site = Site::new(&gateway, &[("web.yaml", &manifests)]);
-    assert_eq!(site.replay(&[syn("203.0.113.1", 40_000)]).end(0), "drop neighbor_unresolved");
+    let replay = site.replay(&[syn("203.0.113.1", 40_000), syn("203.0.113.1", 40_001)]);
+    for n in 0..2 {
+        assert_eq!(replay.end(n), "transmit forward");
+        assert_eq!(replay.lines[n]["flow"], "new");
+        assert_eq!(replay.frame(n)[..6], [2, 0, 0, 0, 0, 0]);
+    }
+    let again = site.run(&["replay", "-c", "gateway.yaml", "--in", "in.pcap", "--out", "out.pcap"]);
+    let assumed = "are not in dataplane.neighbors: using 02:00:00:00:00:00 for 192.0.2.11\n";
+    assert!(again.err.contains(assumed), "{}", again.err);
 }
 
 #[test]

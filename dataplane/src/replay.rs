@@ -1,14 +1,14 @@
 //! Runs the real pipeline over a capture: what would the gateway do with these packets? Needs no ports, root or DPDK.
 //!
-//! One worker processes the packets in the order of the file, with the capture's timestamps as its clock and static
-//! neighbours only. Flows expire as the clock advances. A fragment that precedes the first fragment of its datagram
-//! waits for it, as in the worker. Its result is reported in the order of the capture. Frames sent because of it are
-//! written when they are sent, with the timestamp of the packet that ended the wait. `tidegate replay` and tests use
-//! this module.
+//! One worker processes the packets in the order of the file, with the capture's timestamps as its clock. Nothing
+//! answers for neighbours whose link address the spec lacks, so [`replay`] assumes [`ASSUMED_MAC`]. Flows expire as the
+//! clock advances. A fragment that precedes the first fragment of its datagram waits for it, as in the worker. Its
+//! result is reported in the order of the capture. Frames sent because of it are written when they are sent, with the
+//! timestamp of the packet that ended the wait. `tidegate replay` and tests use this module.
 //!
 //! Invariant: the result is a function of the spec and the capture alone: same input, same output bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -26,12 +26,16 @@ use tidegate_spec::ids::InterfaceIndex;
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::Verdict;
 use tidegate_spec::{CompileError, ForwardingMode, Problem, SnapshotSpec};
+use tidegate_wire::MacAddr;
 use tidegate_wire::cut::Cut;
 
 use crate::worker::pending_fragments::FragmentBuffer;
 
 /// The secret of the flow tables' hash. Any constant will do.
 const SEED: u64 = 0x7469_6465_6761_7465;
+
+/// The link address of neighbours that a replay assumes to be resolved.
+pub const ASSUMED_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0]);
 
 /// The settings of the flow table of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +82,8 @@ pub struct Summary {
     pub dropped: u64,
     /// The parts of the spec that were left out.
     pub problems: Vec<Problem>,
+    /// The neighbours that were assumed to have [`ASSUMED_MAC`].
+    pub assumed: BTreeSet<IpAddr>,
 }
 
 /// Why a replay ended early.
@@ -118,6 +124,7 @@ pub fn replay<R: Read, W: Write>(
     mut each: impl FnMut(&Replayed) -> io::Result<()>,
 ) -> Result<Summary, ReplayError> {
     let mut replay = Replay::new(spec, flow_table)?;
+    replay.assumed = Some(BTreeSet::new());
     let mut summary = Summary { problems: std::mem::take(&mut replay.problems), ..Summary::default() };
     let mut reader = Reader::new(input)?;
     let mut in_order = InOrder { next: 1, early: BTreeMap::new() };
@@ -148,6 +155,7 @@ pub fn replay<R: Read, W: Write>(
     for replayed in replay.finish() {
         in_order.report(replayed, &mut summary, &mut each)?;
     }
+    summary.assumed = replay.assumed.unwrap_or_default();
     ended.map(|()| summary)
 }
 
@@ -189,6 +197,8 @@ pub struct Replay {
     out: BurstOutput,
     clock: Now,
     fragments: FragmentBuffer<PendingPacket>,
+    /// The neighbours that were assumed to be resolved; `None` if that is not assumed.
+    assumed: Option<BTreeSet<IpAddr>>,
     /// The parts of the spec that were left out.
     pub problems: Vec<Problem>,
 }
@@ -215,7 +225,7 @@ impl Replay {
             pipeline.associations().prepare();
         }
         let (out, clock, fragments) = (BurstOutput::default(), Now::default(), FragmentBuffer::new(0));
-        Ok(Self { snapshot, neighbors, tallies, pipeline, out, clock, fragments, problems })
+        Ok(Self { snapshot, neighbors, tallies, pipeline, out, clock, fragments, assumed: None, problems })
     }
 
     /// Processes one packet. If `now` is before the previous packet's timestamp, that timestamp is used. Returns its
@@ -262,7 +272,18 @@ impl Replay {
     fn process(&mut self, n: u64, interface: InterfaceIndex, frames: &mut [MemoryFrame; 1]) -> Replayed {
         let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies[0] };
         self.pipeline.process(view, self.clock, Arrival::Wire(interface), frames, &mut self.out);
-        let (verdict, note) = (self.out.verdicts[0], self.out.notes[0]);
+        // The flow exists when the packet is processed again.
+        let flow = self.out.notes[0].flow;
+        if let (Some(assumed), Some(unresolved)) = (&mut self.assumed, self.out.unresolved.first()) {
+            let (on, addr) = (unresolved.interface, unresolved.addr);
+            // A full table leaves the verdict as it is.
+            if let Ok(id) = self.neighbors.intern(on, addr) {
+                self.neighbors.set_resolved(id, ASSUMED_MAC);
+                assumed.insert(addr.ip());
+                self.pipeline.process(view, self.clock, Arrival::Wire(interface), frames, &mut self.out);
+            }
+        }
+        let (verdict, note) = (self.out.verdicts[0], Note { flow, ..self.out.notes[0] });
         let sent = match verdict {
             Verdict::Transmit { .. } => sent(frames[0].bytes(), self.out.oversized.first()),
             _ => Vec::new(),

@@ -14,7 +14,7 @@ use tidegate_snapshot::neighbors::NeighborTable;
 use tidegate_spec::now::Now;
 
 use super::load;
-use crate::explain::{Circumstances, explain, refusal};
+use crate::explain::{Circumstances, explain, pool_of, refusal};
 
 /// Arguments of `explain`.
 #[derive(Debug, Args)]
@@ -38,7 +38,8 @@ pub(super) fn run(args: &ExplainCommand) -> anyhow::Result<ExitCode> {
     let (snapshot, _) = Snapshot::compile(&outcome.spec, None, &neighbors)?;
     let refused = refusal(&outcome.services, &packet);
     let (refused, now) = (refused.as_deref(), Now::default());
-    let about = Circumstances::of_files(&neighbors, now, refused);
+    let pool = pool_of(&outcome.pools, &packet);
+    let about = Circumstances { pool, ..Circumstances::of_files(&neighbors, now, refused) };
     print_answer(of_gateway.output.style(), &explain(&snapshot, about, &packet))?;
     Ok(ExitCode::SUCCESS)
 }

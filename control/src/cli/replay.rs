@@ -17,7 +17,7 @@ use clap::Args;
 use serde::Serialize;
 use tidegate_capture::{Reader, Writer};
 use tidegate_cli::REFUSED;
-use tidegate_dataplane::replay::{FlowTable, Replayed, Summary, replay};
+use tidegate_dataplane::replay::{ASSUMED_MAC, FlowTable, Replayed, Summary, replay};
 use tidegate_model::config::GatewayConfig;
 use tidegate_pipeline::pipeline::FlowNote;
 use tidegate_spec::SnapshotSpec;
@@ -97,6 +97,13 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     writer.finish().and_then(|mut file| file.flush()).with_context(|| args.output.display().to_string())?;
     out.flush()?;
     let summary = ended.map_err(|error| anyhow!("{}: {error}", args.input.display()))?;
+    if !summary.assumed.is_empty() {
+        let assumed: Vec<String> = summary.assumed.iter().map(ToString::to_string).collect();
+        eprintln!(
+            "the link addresses of these next hops are not in dataplane.neighbors: using {ASSUMED_MAC} for {}",
+            assumed.join(", ")
+        );
+    }
     eprintln!("{}", text(&summary));
     Ok(ExitCode::SUCCESS)
 }

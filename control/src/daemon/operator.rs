@@ -39,7 +39,7 @@ use super::refused;
 use super::state::{State, timestamp};
 use super::watches::Watches;
 use crate::admin::AdminBackend;
-use crate::explain::{Circumstances, explain, refusal};
+use crate::explain::{Circumstances, explain, pool_of, refusal};
 
 /// How long a listing waits for a worker.
 const FLOWS_WAIT: Duration = Duration::from_millis(200);
@@ -312,8 +312,11 @@ impl AdminBackend for Operator {
     fn explain(&self, packet: &Packet) -> Result<Explanation, AdminError> {
         let dataplane = &self.state.dataplane;
         let (known_flow, affinity, silent_workers) = flows::known(dataplane, packet, FLOWS_WAIT);
-        let refused = self.with_round(|round| refusal(&round.outcome.services, packet));
-        let refused = refused.as_deref();
+        let (refused, pool) = self.with_round(|round| {
+            let pool = pool_of(&round.outcome.pools, packet).map(str::to_owned);
+            (refusal(&round.outcome.services, packet), pool)
+        });
+        let (refused, pool) = (refused.as_deref(), pool.as_deref());
         let set_aside = dataplane.set_aside();
         Ok(dataplane.with_snapshot(|snapshot| {
             let (neighbors, now) = (dataplane.neighbors(), dataplane.now());
@@ -321,6 +324,8 @@ impl AdminBackend for Operator {
                 neighbors,
                 now,
                 refused,
+                pool,
+                assumes_neighbors: false,
                 known_flow,
                 affinity,
                 silent_workers,

@@ -6,6 +6,7 @@
 //!
 //! Invariant: pure. The same snapshot, views and packet give the same explanation.
 
+mod reply;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -18,6 +19,7 @@ use tidegate_admin_api::explain::{
     BackendChoice, Egress, Explanation, KnownFlow, Packet, PacketVerdict, Step,
 };
 use tidegate_pipeline::forward::tunnel;
+use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_select::selector::Selector;
 use tidegate_snapshot::Snapshot;
@@ -41,6 +43,10 @@ pub struct Circumstances<'a> {
     /// Why (VIP, protocol, port) is not programmed although a Service requests it, or why it has no backend because of
     /// its traffic policy.
     pub refused: Option<&'a str>,
+    /// The pool that contains the destination.
+    pub pool: Option<&'a str>,
+    /// Whether nothing resolves link addresses, so that unknown ones are assumed to be known.
+    pub assumes_neighbors: bool,
     /// The entry in the flow tables; `None` if there are no flow tables or they have no entry.
     pub known_flow: Option<KnownFlow>,
     /// The backend that the client has by session affinity, on this service port.
@@ -52,10 +58,20 @@ pub struct Circumstances<'a> {
 }
 
 impl<'a> Circumstances<'a> {
-    /// The circumstances without flow tables.
+    /// The circumstances without flow tables, and with unknown link addresses assumed to be known.
     #[must_use]
     pub fn of_files(neighbors: &'a NeighborTable, now: Now, refused: Option<&'a str>) -> Self {
-        Self { neighbors, now, refused, known_flow: None, affinity: None, silent_workers: 0, set_aside: &[] }
+        Self {
+            neighbors,
+            now,
+            refused,
+            pool: None,
+            assumes_neighbors: true,
+            known_flow: None,
+            affinity: None,
+            silent_workers: 0,
+            set_aside: &[],
+        }
     }
 }
 
@@ -85,6 +101,14 @@ pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String>
     }
 }
 
+/// The pool that contains the destination of the packet. For [`Circumstances::pool`].
+#[must_use]
+pub fn pool_of<'a>(pools: &'a [PoolUsage], packet: &Packet) -> Option<&'a str> {
+    let to = packet.destination.ip();
+    let found = pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(to)));
+    found.map(|pool| pool.pool.as_str())
+}
+
 /// Contains all branching; each result is recorded as a step. The error is the verdict on a packet that is not
 /// forwarded.
 fn decide(
@@ -100,7 +124,7 @@ fn decide(
         return Err((PacketVerdict::Drop, "bad_source"));
     }
     let kind = snapshot.address(&dst);
-    draft.step("destination", text::address(packet.destination.ip(), kind, snapshot));
+    draft.step("destination", text::address(packet.destination.ip(), kind, about.pool, snapshot));
 
     let hash = Snapshot::hash_service(&dst, proto, port);
     let Some(service) = snapshot.service(hash, &dst, proto, port) else {
@@ -381,7 +405,7 @@ fn deliver(
     let name = interface.map_or("?", |i| i.name.as_str());
     let hop = neighbors.key(backend.neighbor).map(|(_, addr)| addr.ip());
     let state = neighbors.state(backend.neighbor);
-    draft.step("next hop", text::next_hop(name, hop, backend, state));
+    draft.step("next hop", text::next_hop(name, hop, backend, state, about.assumes_neighbors));
 
     let link_mtu = interface.map_or(0, |i| i.mtu);
     let overhead = overhead(backend);
@@ -400,7 +424,8 @@ fn deliver(
         let most = mss::most(service.vip.family(), usize::from(mtu), service.mss_limit);
         draft.step("segment size", text::segment_size(most, service.mode));
     }
-    if state == NeighborState::Unresolved {
+    reply::walk(snapshot, about, packet, (service, backend), &mut draft.0.reply);
+    if state == NeighborState::Unresolved && !about.assumes_neighbors {
         return Err((PacketVerdict::Drop, Refusal::NeighborUnresolved.as_str()));
     }
     draft.end(PacketVerdict::Transmit, TransmitReason::Forward.as_str());
@@ -430,6 +455,7 @@ impl Draft {
             backend: None,
             egress: None,
             steps: Vec::new(),
+            reply: Vec::new(),
         })
     }
 

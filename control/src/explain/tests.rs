@@ -94,6 +94,20 @@ fn explained(spec: &SnapshotSpec, destination: &str) -> Explanation {
     explained_from(spec, "198.51.100.7:40000", destination, None)
 }
 
+/// The explanation of a running gateway, which resolves link addresses.
+fn explained_running(spec: &SnapshotSpec, destination: &str) -> Explanation {
+    let neighbors = NeighborTable::new();
+    let (snapshot, _) = Snapshot::compile(spec, None, &neighbors).expect("a spec that compiles");
+    let about = Circumstances {
+        assumes_neighbors: false,
+        pool: Some("public"),
+        ..Circumstances::of_files(&neighbors, Now::default(), None)
+    };
+    let [source, destination] =
+        ["198.51.100.7:40000", destination].map(|text| text.parse().expect("an address with a port"));
+    explain(&snapshot, about, &Packet { protocol: Transport(Protocol::Tcp), source, destination })
+}
+
 fn found<'a>(answer: &'a Explanation, step: &str) -> &'a str {
     let step = answer.steps.iter().find(|s| s.step == step);
     step.map(|s| s.found.as_str()).unwrap_or_else(|| panic!("a step of that name in\n{answer}"))
@@ -509,7 +523,10 @@ fn each_refusal_shows_its_reason() {
     );
 
     let one = spec(vec![service(ForwardingMode::DsrL2, "203.0.113.1", 80, &[("192.0.2.12", 80, ACTIVE)])]);
-    assert_eq!(end(&explained(&one, "203.0.113.1:80")), "drop neighbor_unresolved");
+    let offline = explained(&one, "203.0.113.1:80");
+    assert_eq!(end(&offline), "transmit forward");
+    assert!(found(&offline, "next hop").ends_with("a running gateway resolves it"), "{offline}");
+    assert_eq!(end(&explained_running(&one, "203.0.113.1:80")), "drop neighbor_unresolved");
     assert_eq!(end(&explained_from(&one, "127.0.0.1:5", "203.0.113.1:80", None)), "drop bad_source");
     assert_eq!(end(&explained_from(&one, "[2001:db8::9]:5", "203.0.113.1:80", None)), "drop bad_source");
 }
@@ -689,4 +706,39 @@ fn the_limits_of_a_service_and_the_one_that_refuses_a_flow_are_shown() {
         "{answer}"
     );
     assert!(found(&answer, "limits").ends_with("a new connection is refused until one ends"), "{answer}");
+}
+
+#[test]
+fn the_reply_is_followed_to_the_client_or_passes_the_gateway() {
+    let to = |mode, backend: &str| {
+        let mut spec = spec(vec![service(mode, "203.0.113.1", 80, &[(backend, 80, ACTIVE)])]);
+        spec.network.routes.push(testing::route("198.51.100.0/24", "192.0.2.1"));
+        let reply = explained(&spec, "203.0.113.1:80").reply;
+        reply.into_iter().map(|step| format!("{}: {}", step.step, step.found)).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        to(ForwardingMode::FullNat, "10.0.0.1"),
+        [
+            "reply: 10.0.0.1:80 answers to the SNAT address and port of the flow",
+            "rewrite: the source becomes 203.0.113.1:80, the destination 198.51.100.7:40000",
+            "next hop: router 192.0.2.1 on uplink, 02:00:00:00:00:01 (dataplane.neighbors)",
+            "mtu: 1500 of uplink: a longer reply is fragmented or refused",
+        ]
+    );
+    assert!(to(ForwardingMode::Nat, "10.0.0.1")[0].contains("must lead to the gateway"));
+    let direct = to(ForwardingMode::DsrL2, "192.0.2.11");
+    assert_eq!(
+        direct,
+        ["reply: the backend sends it from 203.0.113.1:80 straight to 198.51.100.7:40000, past the gateway"]
+    );
+    let spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
+    let lost = explained(&spec, "203.0.113.1:80").reply;
+    assert!(lost.last().is_some_and(|step| step.found.contains("dropped as no_route")), "{lost:?}");
+}
+
+#[test]
+fn an_address_of_a_pool_that_no_service_has_is_named_with_its_pool() {
+    let spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
+    let answer = explained_running(&spec, "203.0.113.9:80");
+    assert_eq!(found(&answer, "destination"), "203.0.113.9 is in pool public, assigned to no Service");
 }

@@ -29,7 +29,12 @@ use tidegate_wire::rewrite::Endpoint;
 use tidegate_wire::tcp_options::kind;
 use tidegate_wire::{Addr, Family};
 
-pub(super) fn address(ip: IpAddr, kind: Option<AddressKind>, snapshot: &Snapshot) -> String {
+pub(super) fn address(
+    ip: IpAddr,
+    kind: Option<AddressKind>,
+    pool: Option<&str>,
+    snapshot: &Snapshot,
+) -> String {
     match kind {
         Some(AddressKind::Vip) => format!("{ip} is a VIP"),
         Some(AddressKind::Snat) => format!("{ip} is one of dataplane.snatAddresses"),
@@ -38,7 +43,10 @@ pub(super) fn address(ip: IpAddr, kind: Option<AddressKind>, snapshot: &Snapshot
             let name = snapshot.interface(at).map_or("?", |i| i.name.as_str());
             format!("{ip} is the gateway's own address on interface {name}")
         }
-        None => format!("{ip} is not an address of the gateway"),
+        None => match pool {
+            Some(pool) => format!("{ip} is in pool {pool}, assigned to no Service"),
+            None => format!("{ip} is not an address of the gateway"),
+        },
     }
 }
 
@@ -483,12 +491,24 @@ fn behind(between: Encapsulation, flow: u64) -> String {
 
 pub(super) fn next_hop(
     interface: &str,
-    hop: Option<IpAddr>,
+    address: Option<IpAddr>,
     backend: &Backend,
     state: NeighborState,
+    is_assumed: bool,
+) -> String {
+    hop(interface, address, address == Some(backend.address.ip()), state, is_assumed)
+}
+
+/// A next hop, which may be the destination itself.
+pub(super) fn hop(
+    interface: &str,
+    hop: Option<IpAddr>,
+    is_itself: bool,
+    state: NeighborState,
+    is_assumed: bool,
 ) -> String {
     let who = match hop {
-        Some(hop) if hop == backend.address.ip() => format!("{hop} itself, on the link of {interface}"),
+        Some(hop) if is_itself => format!("{hop} itself, on the link of {interface}"),
         Some(hop) => format!("router {hop} on {interface}"),
         None => format!("on {interface}"),
     };
@@ -496,6 +516,9 @@ pub(super) fn next_hop(
         NeighborState::Static(mac) => format!("{mac} (dataplane.neighbors)"),
         NeighborState::Resolved(mac) => format!("{mac} (resolved)"),
         NeighborState::Stale(mac) => format!("{mac} (stale, in use)"),
+        NeighborState::Unresolved if is_assumed => {
+            "its link address is not configured; a running gateway resolves it".to_owned()
+        }
         NeighborState::Unresolved => "its link address is not known".to_owned(),
     };
     format!("{who}, {mac}")

@@ -52,6 +52,9 @@ pub struct Explanation {
     pub egress: Option<Egress>,
     /// The steps with their results, in order.
     pub steps: Vec<Step>,
+    /// The steps of the backend's reply; empty unless a backend was chosen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reply: Vec<Step>,
 }
 
 /// How the scheduler of the Service chose a backend.
@@ -110,7 +113,7 @@ pub struct Step {
 }
 
 impl fmt::Display for Explanation {
-    /// Writes the steps, one per line, then the verdict.
+    /// Writes the steps, one per line, then the verdict, then the steps of the reply.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Packet { protocol, source, destination } = self.packet;
         writeln!(f, "{protocol} {source} -> {destination}, with snapshot generation {}", self.generation)?;
@@ -120,9 +123,11 @@ impl fmt::Display for Explanation {
         }
         match self.backend {
             Some(backend) if self.verdict == PacketVerdict::Transmit => {
-                writeln!(f, "=> {} ({}) to {backend}", self.verdict, self.reason)
+                writeln!(f, "=> {} ({}) to {backend}", self.verdict, self.reason)?;
             }
-            _ => writeln!(f, "=> {} ({})", self.verdict, self.reason),
+            _ => writeln!(f, "=> {} ({})", self.verdict, self.reason)?,
         }
+        let width = self.reply.iter().map(|s| s.step.len()).max().unwrap_or(0);
+        self.reply.iter().try_for_each(|step| writeln!(f, "<= {:width$}  {}", step.step, step.found))
     }
 }
