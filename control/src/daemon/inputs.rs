@@ -80,8 +80,11 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Starts to receive them.
+    /// Starts to receive them. From then on, SIGUSR1 and SIGUSR2, which would end the process, do nothing: tokio's
+    /// handler of a signal remains without a receiver.
     pub(super) fn receive() -> std::io::Result<Self> {
+        drop(signal(SignalKind::user_defined1())?);
+        drop(signal(SignalKind::user_defined2())?);
         Ok(Self {
             hangup: signal(SignalKind::hangup())?,
             terminate: signal(SignalKind::terminate())?,

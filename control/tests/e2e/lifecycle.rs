@@ -1,6 +1,7 @@
 //! The daemon is killed and restarted, reloaded, and stopped.
 
 use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tidegate_netlab::gateway::config_of;
@@ -39,12 +40,16 @@ fn traffic_continues_after_kill_9_and_dsr_connections_survive() {
 }
 
 #[test]
-fn sighup_reloads_and_sigterm_ends_cleanly() {
+fn sighup_reloads_sigusr_does_nothing_and_sigterm_ends_cleanly() {
     let _machine = beside_others();
     let options = GatewayOptions { watch: false, ..GatewayOptions::default() };
     let mut world = World::start(2, options, &manifests(&[1]));
     let mut open: Vec<_> =
         all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
+    let pid = world.gateway_mut().pid().to_string();
+    for signal in ["-USR1", "-USR2"] {
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
     world.write(&manifests(&[2]));
     world.gateway_mut().reload();
     for path in all_paths() {
