@@ -217,11 +217,60 @@ impl AdminBackend for Daemon {
         EventsAnswer { events: events.iter().map(|event| EventRow::from(&**event)).collect() }
     }
 
+    async fn delete_flows(&self, query: FlowsQuery) -> Result<DeletedFlowsAnswer, AdminError> {
+        let deleted = self.flows(query).await?.flows.len() as u64;
+        Ok(DeletedFlowsAnswer { deleted, silent_workers: 0 })
+    }
+
+    fn neighbors(&self) -> NeighborsAnswer {
+        let neighbor = |address: &str, interface: &str, mac: Option<&str>, state| NeighborView {
+            address: ip(address),
+            interface: interface.into(),
+            mac: mac.map(str::to_owned),
+            state,
+            routes: if address == "192.0.2.1" { vec!["0.0.0.0/0".into()] } else { vec![] },
+        };
+        NeighborsAnswer {
+            neighbors: vec![
+                neighbor("10.0.0.1", "backends", None, NeighborViewState::Unresolved),
+                neighbor("192.0.2.1", "uplink", Some("02:00:00:00:00:01"), NeighborViewState::Reachable),
+            ],
+        }
+    }
+
+    fn routes(&self) -> RoutesAnswer {
+        let route = |to: &str, via: Option<&str>, interface: Option<&str>, state| RouteView {
+            to: to.into(),
+            via: via.map(ip),
+            interface: interface.map(str::to_owned),
+            mac: None,
+            state,
+        };
+        RoutesAnswer {
+            routes: vec![
+                route("192.0.2.0/24", None, Some("uplink"), None),
+                route("0.0.0.0/0", Some("192.0.2.1"), Some("uplink"), Some(NeighborViewState::Reachable)),
+                route("10.9.0.0/16", Some("198.51.100.1"), None, None),
+            ],
+        }
+    }
+
     fn drops(&self) -> DropsAnswer {
-        let count = |reason: &str, count| ReasonCount { reason: reason.into(), count };
+        let count = |reason: &str, count, meaning: &str| ReasonView {
+            reason: reason.into(),
+            count,
+            meaning: meaning.into(),
+            by: vec![],
+        };
+        // The counter grows by 3 with each request.
+        let dropped = 2 + 3 * self.requests.fetch_add(1, Ordering::Relaxed);
+        let by = vec![PartCount { service: Some("default/web".into()), interface: None, count: dropped }];
         DropsAnswer {
-            drops: vec![count("no_route", 2), count("bad_source", 0)],
-            punts: vec![count("local", 7)],
+            drops: vec![
+                ReasonView { by, ..count("no_route", dropped, "No route to the next hop. More.") },
+                count("bad_source", 0, "Forged."),
+            ],
+            punts: vec![count("local", 7, "To the gateway.")],
         }
     }
 

@@ -21,8 +21,9 @@ use super::diff::DiffAnswer;
 use super::drain::{DrainAnswer, GatewayDrainAnswer};
 use super::error::ErrorAnswer;
 use super::events::{self, EventsAnswer};
-use super::flows::FlowsAnswer;
+use super::flows::{DeletedFlowsAnswer, FlowsAnswer};
 use super::flows_query::FlowsQuery;
+use super::network::{NeighborsAnswer, RoutesAnswer};
 use super::pools::PoolsAnswer;
 use super::query::{self, BEFORE};
 use super::reload::ReloadAnswer;
@@ -116,6 +117,23 @@ impl Client {
         let pairs = query.pairs();
         let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
         self.read("flows", &pairs).await
+    }
+
+    /// `POST /v1/delete-flows`. The limit of the query does not apply.
+    pub async fn delete_flows(&self, query: &FlowsQuery) -> Result<DeletedFlowsAnswer, ClientError> {
+        let pairs = query.pairs();
+        let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        self.change("delete-flows", &pairs).await
+    }
+
+    /// `GET /v1/neighbors`.
+    pub async fn neighbors(&self) -> Result<NeighborsAnswer, ClientError> {
+        self.read("neighbors", &[]).await
+    }
+
+    /// `GET /v1/routes`.
+    pub async fn routes(&self) -> Result<RoutesAnswer, ClientError> {
+        self.read("routes", &[]).await
     }
 
     /// `GET /v1/drops`.

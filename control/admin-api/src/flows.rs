@@ -77,6 +77,17 @@ pub struct FlowRow {
     pub idle_seconds: u32,
 }
 
+/// `POST /v1/delete-flows`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeletedFlowsAnswer {
+    /// The number of deleted flows.
+    pub deleted: u64,
+    /// Workers that did not answer in time. They delete their flows later.
+    #[serde(default)]
+    pub silent_workers: usize,
+}
+
 /// Flows of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -1,4 +1,4 @@
-//! The filter of `flows`: by Service, backend and client, with a limit.
+//! The filter of `flows`: by Service, backend, client, state and idle time, with a limit.
 //!
 //! The command line and the query string of the request use the same syntax, which is parsed here. An IPv4-mapped IPv6
 //! address is read as the IPv4 address in it, because the addresses of flows are never mapped ones.
@@ -26,6 +26,12 @@ pub struct FlowsQuery {
     pub backend: Option<BackendName>,
     /// Flows of this client.
     pub client: Option<IpAddr>,
+    /// Flows from this port of a client.
+    pub client_port: Option<u16>,
+    /// Flows in this state.
+    pub state: Option<FlowState>,
+    /// Flows without a packet for at least this number of seconds.
+    pub idle_seconds_min: u32,
     /// The maximum number of flows; 0 returns only the counts.
     pub limit: usize,
 }
@@ -38,6 +44,9 @@ impl FlowsQuery {
             text("service", self.service.as_ref().map(ToString::to_string)),
             text("backend", self.backend.map(|backend| backend.to_string())),
             text("client", self.client.map(|client| client.to_string())),
+            text("client-port", self.client_port.map(|port| port.to_string())),
+            text("state", self.state.map(|state| state.to_string())),
+            text("idle", (self.idle_seconds_min > 0).then(|| self.idle_seconds_min.to_string())),
             Some(("limit", self.limit.to_string())),
         ];
         pairs.into_iter().flatten().collect()
@@ -54,7 +63,55 @@ impl FlowsQuery {
         }
         let Limit(limit) = one(text, "limit")?.unwrap_or(Limit(LIMIT_DEFAULT));
         let client = one::<Client>(text, "client")?.map(|Client(client)| client);
-        Ok(Self { service: one(text, "service")?, backend: one(text, "backend")?, client, limit })
+        Ok(Self {
+            service: one(text, "service")?,
+            backend: one(text, "backend")?,
+            client,
+            client_port: number(text, "client-port", "0 to 65535")?,
+            state: one(text, "state")?,
+            idle_seconds_min: number(text, "idle", "a number of seconds")?.unwrap_or(0),
+            limit,
+        })
+    }
+
+    /// Whether it selects some flows rather than all.
+    #[must_use]
+    pub fn is_filter(&self) -> bool {
+        let Self { service, backend, client, client_port, state, idle_seconds_min, limit: _ } = self;
+        let is_named = service.is_some() || backend.is_some() || client.is_some();
+        is_named || client_port.is_some() || state.is_some() || *idle_seconds_min > 0
+    }
+}
+
+/// A number of a request.
+fn number<T: FromStr>(text: &str, key: &str, accepted: &str) -> Result<Option<T>, AdminError> {
+    let refuse = |value: &str| format!("{key}: {value:?} is not valid; accepted: {accepted}");
+    let parsed = |value: String| value.parse().map_err(|_| AdminError::BadRequest(refuse(&value)));
+    query::value(text, key).map(parsed).transpose()
+}
+
+tidegate_spec::named! {
+    /// The state of a flow.
+    pub enum FlowState {
+        /// The other side has not answered yet.
+        Opening => "opening",
+        /// Packets flow in both directions.
+        Established => "established",
+        /// A FIN has been seen.
+        Closing => "closing",
+        /// A RST has been seen.
+        Closed => "closed",
+    }
+}
+
+impl FromStr for FlowState {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|one| one.as_str() == text);
+        found.ok_or_else(|| {
+            format!("{text:?} is not the state of a flow; accepted: opening, established, closing, closed")
+        })
     }
 }
 
@@ -175,6 +232,9 @@ mod tests {
                     service: service.map(|text| text.parse().expect("a Service")),
                     backend: backend.map(|text| text.parse().expect("a backend")),
                     client: backend.map(|_| "2001:db8::9".parse().expect("an address")),
+                    client_port: backend.map(|_| 40_000),
+                    state: backend.map(|_| FlowState::Closing),
+                    idle_seconds_min: if backend.is_some() { 60 } else { 0 },
                     limit: 7,
                 };
                 let pairs = query.pairs();
@@ -209,6 +269,9 @@ mod tests {
             ),
             ("limit=-1", "limit: \"-1\" is not a limit; accepted: 0 to 50000"),
             ("limit=50001", "accepted: 0 to 50000"),
+            ("client-port=x", "client-port: \"x\" is not valid; accepted: 0 to 65535"),
+            ("state=open", "state: \"open\" is not the state of a flow; accepted: opening, established"),
+            ("idle=1m", "idle: \"1m\" is not valid; accepted: a number of seconds"),
         ] {
             let error = FlowsQuery::parse(text).expect_err(text).to_string();
             assert!(error.contains(named), "{error}");

@@ -10,7 +10,9 @@
 //! | `GET /v1/drops`, `traffic` | [`DropsAnswer`], [`TrafficAnswer`] |
 //! | `GET /v1/events?service=S&since=T&after=N` | [`EventsAnswer`] |
 //! | `GET /v1/pools` | [`PoolsAnswer`] |
-//! | `GET /v1/flows?service=S&backend=B&client=A&limit=N` | [`FlowsAnswer`] |
+//! | `GET /v1/neighbors`, `routes` | [`NeighborsAnswer`], [`RoutesAnswer`] |
+//! | `GET /v1/flows?service=S&backend=B&client=A&limit=N` | [`FlowsAnswer`]; [`FlowsQuery`] has the keys |
+//! | `POST /v1/delete-flows?service=S&...` | [`DeletedFlowsAnswer`] |
 //! | `POST /v1/watch?host=A&service=S&...` | [`WatchAnswer`]; [`WatchQuery`] has the keys |
 //! | `GET /v1/watched?id=N` | [`WatchedAnswer`] |
 //! | `POST /v1/unwatch?id=N` | [`UnwatchAnswer`] |
@@ -46,6 +48,7 @@ mod flow_sharing;
 mod flows;
 mod flows_query;
 mod interfaces;
+mod network;
 mod pools;
 pub mod query;
 mod reload;
@@ -64,9 +67,10 @@ pub use error::{AdminError, ErrorAnswer};
 pub use events::{EventRow, EventsAnswer, selection as events_selection};
 pub use findings::{CONFIGURATION_REFUSED, FindingView};
 pub use flow_sharing::{FlowPeerStatus, FlowSharingStatus};
-pub use flows::{FlowRow, FlowRowKind, FlowsAnswer, WorkerFlows};
-pub use flows_query::{BackendName, FlowsQuery, LIMIT_DEFAULT, LIMIT_MAX, Limit, ServiceName};
+pub use flows::{DeletedFlowsAnswer, FlowRow, FlowRowKind, FlowsAnswer, WorkerFlows};
+pub use flows_query::{BackendName, FlowState, FlowsQuery, LIMIT_DEFAULT, LIMIT_MAX, Limit, ServiceName};
 pub use interfaces::{InterfaceStatus, LinkStatus, NeighborsStatus, PortStatus, TapStatus};
+pub use network::{NeighborView, NeighborViewState, NeighborsAnswer, RouteView, RoutesAnswer};
 pub use pools::{PoolView, PoolsAnswer};
 pub use reload::ReloadAnswer;
 pub use services::{
@@ -77,7 +81,7 @@ pub use services::{
 pub use status::{ClusterStatus, RestoredStatus, SourceStatus, Status};
 pub use tidegate_events::Selection as EventsSelection;
 pub use tidegate_host::boot_time;
-pub use traffic::{DropsAnswer, ReasonCount, ServiceTraffic, TrafficAnswer};
+pub use traffic::{DropsAnswer, PartCount, ReasonCount, ReasonView, ServiceTraffic, TrafficAnswer};
 pub use watch::{SentFrame, UnwatchAnswer, WatchAnswer, WatchedAnswer, WatchedFrame, WatchedRow};
 pub use watch_query::{SNAP_DEFAULT, SNAP_MAX, Snap, VerdictName, WatchQuery};
 pub use workers::{LatencyStatus, WorkerStatus};

@@ -48,7 +48,37 @@ pub struct ReasonCount {
 #[serde(rename_all = "camelCase")]
 pub struct DropsAnswer {
     /// Dropped frames, by reason, including counts of 0.
-    pub drops: Vec<ReasonCount>,
+    pub drops: Vec<ReasonView>,
     /// Frames handed to the kernel, by reason.
-    pub punts: Vec<ReasonCount>,
+    pub punts: Vec<ReasonView>,
+}
+
+/// The frames with one verdict and reason.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReasonView {
+    /// The reason, as in metrics.
+    pub reason: String,
+    /// The number of frames.
+    pub count: u64,
+    /// What the reason means.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub meaning: String,
+    /// The part of the count that is known by Service, as `namespace/name`, or by interface.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by: Vec<PartCount>,
+}
+
+/// The frames of one Service or interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PartCount {
+    /// `namespace/name` of the Service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// The interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// The number of frames.
+    pub count: u64,
 }

@@ -516,7 +516,7 @@ async fn flows(options: Flows, out: &mut impl Write) -> Result<(), Failure> {
     let Flows { service, backend, client: of_client, limit: Limit(limit), count, common } = options;
     common.socket.require_gateway("flows")?;
     let limit = if count { 0 } else { limit };
-    let query = FlowsQuery { service, backend, client: of_client, limit };
+    let query = FlowsQuery { service, backend, client: of_client, limit, ..FlowsQuery::default() };
     let answer = client(&common.socket).flows(&query).await?;
     let style = common.output.style();
     if limit == 0 {

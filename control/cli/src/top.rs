@@ -398,7 +398,7 @@ impl Drop for Screen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_admin_api::{InterfaceStatus, LinkStatus, PortStatus, ReasonCount};
+    use tidegate_admin_api::{InterfaceStatus, LinkStatus, PortStatus, ReasonView};
 
     fn reading(at: Instant, packets: u64) -> Reading {
         let service = |name: &str, packets| ServiceTraffic {
@@ -430,7 +430,13 @@ mod tests {
             status: Status { name: "edge-1".into(), interfaces: vec![interface], ..Status::default() },
             traffic: TrafficAnswer { services: vec![service("quiet", 5), service("web", packets)] },
             drops: DropsAnswer {
-                drops: drops.map(|(reason, count)| ReasonCount { reason: reason.into(), count }).into(),
+                drops: drops
+                    .map(|(reason, count)| ReasonView {
+                        reason: reason.into(),
+                        count,
+                        ..ReasonView::default()
+                    })
+                    .into(),
                 punts: Vec::new(),
             },
         }

@@ -34,6 +34,18 @@ pub trait AdminBackend: Send + Sync + 'static {
     /// # Errors
     /// If a requested name is not served.
     fn flows(&self, query: FlowsQuery) -> impl Future<Output = Result<api::FlowsAnswer, AdminError>> + Send;
+    /// Deletes the flows that the query selects. Waits for workers, up to a time limit.
+    ///
+    /// # Errors
+    /// If a requested name is not served.
+    fn delete_flows(
+        &self,
+        query: FlowsQuery,
+    ) -> impl Future<Output = Result<api::DeletedFlowsAnswer, AdminError>> + Send;
+    /// `neighbors`.
+    fn neighbors(&self) -> api::NeighborsAnswer;
+    /// `routes`.
+    fn routes(&self) -> api::RoutesAnswer;
     /// `drops`.
     fn drops(&self) -> api::DropsAnswer;
     /// `events`: the kept events that are selected.

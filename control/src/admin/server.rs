@@ -22,10 +22,10 @@ use super::AdminBackend;
 use super::socket::{self, SocketFile};
 
 /// The paths of queries.
-const READ: &str =
-    "GET /v1/status, services, backends, events, flows, drops, pools, traffic, watched, metrics, explain, diff";
+const READ: &str = "GET /v1/status, services, backends, events, flows, drops, pools, neighbors, routes, traffic, \
+                    watched, metrics, explain, diff";
 /// The paths of changes.
-const CHANGE: &str = "POST /v1/drain, undrain, reload, watch, unwatch, vrrp-check";
+const CHANGE: &str = "POST /v1/drain, undrain, delete-flows, reload, watch, unwatch, vrrp-check";
 
 /// How often to check that the socket's file still exists.
 const CHECK: Duration = Duration::from_secs(1);
@@ -140,9 +140,9 @@ async fn route(
 ) -> Result<HttpResponse, AdminError> {
     let name = path.strip_prefix("/v1/").unwrap_or("");
     let (is_read, is_change) = match name {
-        "status" | "services" | "backends" | "events" | "flows" | "drops" | "pools" | "traffic"
-        | "watched" | "metrics" | "explain" | "diff" => (true, false),
-        "drain" | "undrain" | "reload" | "watch" | "unwatch" | "vrrp-check" => (false, true),
+        "status" | "services" | "backends" | "events" | "flows" | "drops" | "pools" | "neighbors"
+        | "routes" | "traffic" | "watched" | "metrics" | "explain" | "diff" => (true, false),
+        "drain" | "undrain" | "delete-flows" | "reload" | "watch" | "unwatch" | "vrrp-check" => (false, true),
         _ => return Err(AdminError::NotFound(format!("{path} is not known; accepted: {READ}; {CHANGE}"))),
     };
     if (is_read && method != Method::GET) || (is_change && method != Method::POST) {
@@ -162,6 +162,8 @@ async fn route(
         "flows" => ok(&backend.flows(FlowsQuery::parse(query)?).await?),
         "drops" => ok(&backend.drops()),
         "pools" => ok(&backend.pools()),
+        "neighbors" => ok(&backend.neighbors()),
+        "routes" => ok(&backend.routes()),
         "traffic" => ok(&backend.traffic()),
         "watched" => ok(&backend.watched(watch_id(query)?).await?),
         "metrics" => tidegate_http::text(StatusCode::OK, backend.metrics()),
@@ -175,6 +177,7 @@ async fn route(
             Subject::Gateway => changed(backend.undrain_gateway()).await?,
             Subject::Target(target) => changed(backend.undrain(target)).await?,
         },
+        "delete-flows" => changed(backend.delete_flows(selected_flows(query)?)).await?,
         "reload" => changed(backend.reload()).await?,
         "watch" => ok(&backend.watch(WatchQuery::parse(query)?)?),
         "unwatch" => ok(&backend.unwatch(watch_id(query)?)?),
@@ -239,6 +242,16 @@ fn subject(query: &str) -> Result<Subject, AdminError> {
                 .to_owned(),
         ),
     }
+}
+
+/// The flows to delete.
+fn selected_flows(query: &str) -> Result<FlowsQuery, AdminError> {
+    let flows = FlowsQuery::parse(query)?;
+    if flows.is_filter() {
+        return Ok(flows);
+    }
+    let what = "no flows are selected; accepted: service, backend, client, client-port, state or idle in the request";
+    Err(AdminError::BadRequest(what.to_owned()))
 }
 
 fn watch_id(query: &str) -> Result<u64, AdminError> {

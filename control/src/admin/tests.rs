@@ -72,7 +72,20 @@ impl AdminBackend for Daemon {
     }
 
     fn drops(&self) -> DropsAnswer {
-        DropsAnswer { drops: vec![ReasonCount { reason: "no_route".into(), count: 2 }], punts: vec![] }
+        let drops = vec![ReasonView { reason: "no_route".into(), count: 2, ..ReasonView::default() }];
+        DropsAnswer { drops, punts: vec![] }
+    }
+
+    async fn delete_flows(&self, query: FlowsQuery) -> Result<DeletedFlowsAnswer, AdminError> {
+        Ok(DeletedFlowsAnswer { deleted: u64::from(query.client.is_some()), silent_workers: 0 })
+    }
+
+    fn neighbors(&self) -> NeighborsAnswer {
+        NeighborsAnswer::default()
+    }
+
+    fn routes(&self) -> RoutesAnswer {
+        RoutesAnswer::default()
     }
 
     fn pools(&self) -> PoolsAnswer {
@@ -214,6 +227,12 @@ async fn every_answer_reaches_the_client_unchanged() {
     assert_eq!(other, "there is no watch 8");
     assert_eq!(client.metrics().await.expect("it answers"), daemon.metrics());
     assert_eq!(client.reload().await.expect("it answers"), daemon.reload().await.expect("it reports"));
+    assert_eq!(client.neighbors().await.expect("it answers"), daemon.neighbors());
+    assert_eq!(client.routes().await.expect("it answers"), daemon.routes());
+    let some = FlowsQuery { client: "192.0.2.9".parse().ok(), ..FlowsQuery::default() };
+    assert_eq!(client.delete_flows(&some).await.expect("it deletes").deleted, 1);
+    let all = client.delete_flows(&FlowsQuery::default()).await.expect_err("no flows are selected");
+    assert!(matches!(all, ClientError::Refused { status: 400, .. }), "{all}");
     let pools = client.pools().await.expect("it answers").pools;
     assert_eq!(
         (pools[0].total, pools[0].assigned),

@@ -1,4 +1,4 @@
-//! Lists flows: converts the query to the dataplane's types, and the result to names and addresses.
+//! Lists and deletes flows: converts the query to the dataplane's types, and the result to names and addresses.
 //!
 //! A listing waits for workers up to a time limit, so it runs on a separate thread. Flows of Services that are removed
 //! meanwhile are omitted.
@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_admin_api::explain::{KnownFlow, Packet};
-use tidegate_admin_api::{AdminError, BackendName, FlowRow, FlowRowKind, FlowsQuery, ServiceName};
-use tidegate_conntrack::{FlowKind, FlowView};
+use tidegate_admin_api::{
+    AdminError, BackendName, DeletedFlowsAnswer, FlowRow, FlowRowKind, FlowState, FlowsQuery, ServiceName,
+};
+use tidegate_conntrack::{FlowKind, FlowView, Phase};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::FlowFilter;
 use tidegate_snapshot::Snapshot;
@@ -52,6 +54,16 @@ pub(super) fn list(dataplane: &Dataplane, query: &FlowsQuery) -> Result<Listing,
             .then(key(a).cmp(&key(b)))
     });
     Ok(Listing { rows, more, silent_workers })
+}
+
+/// Deletes flows. May wait.
+///
+/// # Errors
+/// If the given names are not served.
+pub(super) fn delete(dataplane: &Dataplane, query: &FlowsQuery) -> Result<DeletedFlowsAnswer, AdminError> {
+    let filter = dataplane.with_snapshot(|snapshot| filter(snapshot, query))?;
+    let (deleted, silent_workers) = dataplane.remove_flows(&filter, LISTING_MAX);
+    Ok(DeletedFlowsAnswer { deleted, silent_workers })
 }
 
 /// The entries of the flow tables for a packet: the flow of its 5-tuple, the backend that its client has by session
@@ -101,7 +113,14 @@ fn filter(snapshot: &Snapshot, query: &FlowsQuery) -> Result<FlowFilter, AdminEr
         services: query.service.as_ref().map(|name| service_ids(snapshot, name)).transpose()?,
         backends: query.backend.map(|name| backend_ids(snapshot, name)).transpose()?,
         client: query.client.map(Into::into),
-        ..FlowFilter::default()
+        client_port: query.client_port,
+        phase: query.state.map(|state| match state {
+            FlowState::Opening => Phase::Opening,
+            FlowState::Established => Phase::Established,
+            FlowState::Closing => Phase::Closing,
+            FlowState::Closed => Phase::Closed,
+        }),
+        idle_ms_min: query.idle_seconds_min.saturating_mul(1000),
     })
 }
 

@@ -25,16 +25,17 @@ use tidegate_policy::reconcile::{DrainTarget, Reason};
 use tidegate_sharing::PeerStatus;
 use tidegate_source::SourceState;
 use tidegate_spec::ownership::BootTime;
-use tidegate_spec::verdict::DropReason;
 use tidegate_structures::histogram::Durations;
 use tokio::sync::{mpsc, oneshot};
 
 use super::announcements;
 use super::command::{Command, Drained};
+use super::drops_view;
 use super::flow_sharing::Shown;
 use super::flows::{self, Listing};
 use super::last_round::Round;
 use super::layer2::Layer2View;
+use super::network_view;
 use super::refused;
 use super::state::{State, timestamp};
 use super::watches::Watches;
@@ -252,19 +253,27 @@ impl AdminBackend for Operator {
         })
     }
 
+    async fn delete_flows(&self, query: FlowsQuery) -> Result<api::DeletedFlowsAnswer, AdminError> {
+        let state = Arc::clone(&self.state);
+        let deleting = move || flows::delete(&state.dataplane, &query);
+        let deleted = tokio::task::spawn_blocking(deleting).await;
+        deleted.unwrap_or_else(|panic| {
+            Err(AdminError::Unavailable(format!("deleting the flows failed: {panic}")))
+        })
+    }
+
+    fn neighbors(&self) -> api::NeighborsAnswer {
+        let routes = self.with_round(|round| round.outcome.spec.network.routes.clone());
+        network_view::neighbors(&self.state.dataplane, &routes)
+    }
+
+    fn routes(&self) -> api::RoutesAnswer {
+        let dataplane = &self.state.dataplane;
+        self.with_round(|round| network_view::routes(dataplane, &round.outcome.spec.network))
+    }
+
     fn drops(&self) -> api::DropsAnswer {
-        let stats = self.state.dataplane.stats();
-        let mut counts: BTreeMap<usize, u64> = BTreeMap::new();
-        for (why, count) in &stats.drops {
-            *counts.entry(why.index()).or_default() += count;
-        }
-        let drops = DropReason::all()
-            .map(|why| reason(why.as_str(), counts.get(&why.index()).copied().unwrap_or(0)))
-            .collect();
-        api::DropsAnswer {
-            drops,
-            punts: stats.punts.iter().map(|(why, n)| reason(why.as_str(), *n)).collect(),
-        }
+        drops_view::drops(&self.state.dataplane)
     }
 
     fn events(&self, selection: &api::EventsSelection) -> api::EventsAnswer {
