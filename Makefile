@@ -13,7 +13,7 @@ FLOODS ?=
 SOAK_SECONDS ?= 3600
 export CARGO
 
-.PHONY: help setup tools build release demo lint test test-apiserver without-dpdk vm-test floods kube-proxy fuzz bench perf soak instructions \
+.PHONY: help setup tools build release man demo lint test test-apiserver without-dpdk vm-test floods kube-proxy fuzz bench perf soak instructions \
   compare deny clean
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make setup    install missing packages: DPDK, clang, nginx, iperf3 ... (Debian 12, root)'
 	@echo 'make build    debug build'
 	@echo 'make release  the gateway and the kubectl plugin in target/install, with separate debug symbols'
+	@echo 'make man      man pages in target/man'
 	@echo 'make lint     rustfmt and clippy with warnings as errors'
 	@echo 'make kube-proxy  target node with the real kube-proxy (root, network the first time, minutes)'
 	@echo 'make test-apiserver  the Kubernetes tests with a real API server (root, network the first time, 10 min)'
@@ -48,6 +49,9 @@ build:
 
 release:
 	@deploy/scripts/release.sh
+
+man:
+	$(CARGO) run -p tidegate --locked -- man --dir target/man
 
 demo: setup
 	@$(CARGO) build --release -p tidegate -p tidegate-netlab --locked

@@ -42,7 +42,7 @@ const STDERR_TARGET: &str = "stderr";
 
 /// The targets that `RUST_LOG` may name without a level: the crates of the gateway, the Kubernetes client, and the lines
 /// of other libraries.
-const TARGETS: [&str; 26] = [
+const TARGETS: [&str; 28] = [
     "dpdk",
     "kube_client",
     STDERR_TARGET,
@@ -54,10 +54,12 @@ const TARGETS: [&str; 26] = [
     "tidegate_cluster",
     "tidegate_conntrack",
     "tidegate_dataplane",
+    "tidegate_doctor",
     "tidegate_events",
     "tidegate_health",
     "tidegate_host",
     "tidegate_http",
+    "tidegate_import",
     "tidegate_model",
     "tidegate_pipeline",
     "tidegate_policy",

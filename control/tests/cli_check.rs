@@ -211,3 +211,48 @@ fn a_missing_file_and_a_wrong_command_line_are_refused() {
     assert_eq!(site.run(&["no-such-command"]).code, 2);
     assert_eq!(site.run(&["--help"]).code, 0);
 }
+
+#[test]
+fn the_report_is_also_data() {
+    let gateway = GATEWAY.replace("snatAddresses", "snatAddress");
+    let site = Site::new(&gateway, &[("web.yaml", &web()), ("slice.yaml", &web_slice())]);
+    let ran = site.run(&["check", "-c", "gateway.yaml", "-o", "json"]);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    let report: serde_json::Value = serde_json::from_str(&ran.out).expect("JSON");
+    let faults = report["faults"].as_array().expect("a list");
+    let fault = faults.iter().find(|fault| fault["severity"] == "error").expect("the unknown key");
+    assert_eq!((&report["refused"], &report["config"]), (&true.into(), &"gateway.yaml".into()));
+    assert_eq!(fault["path"], "gateway.yaml");
+    assert_eq!(fault["line"], line_of(&gateway, "snatAddress"));
+    assert_eq!(fault["accepted"], "snatAddresses", "the key that is closest");
+    let sound = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &web_slice())]);
+    let ran = sound.run(&["check", "-c", "gateway.yaml", "-o", "yaml"]);
+    assert!(ran.code == 0 && ran.out.contains("servicePorts: 2\n"), "{}{}", ran.out, ran.err);
+}
+
+#[test]
+fn the_program_describes_itself() {
+    let site = Site::new(GATEWAY, &[]);
+    let ran = site.run(&["version", "-o", "json"]);
+    let version: serde_json::Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    assert!(version["dpdk"].as_str().is_some_and(|dpdk| dpdk.starts_with("DPDK ")), "{version}");
+    assert!(version["commit"].is_string(), "{version}");
+    for (shell, part) in
+        [("bash", "complete -F _tidegate"), ("zsh", "#compdef tidegate"), ("fish", "complete -c tidegate")]
+    {
+        let ran = site.run(&["completion", shell]);
+        assert!(
+            ran.code == 0 && ran.out.contains(part) && ran.out.contains("neighbors"),
+            "{shell}: {}",
+            ran.out
+        );
+    }
+    assert_eq!(site.run(&["man", "--dir", "man"]).code, 0);
+    let page = std::fs::read_to_string(site.path("man/tidegate-drain.1")).expect("a page for each command");
+    assert!(page.contains("tidegate drain node"), "{page}");
+    let ran = site.run(&["servces"]);
+    assert!(ran.code == 2 && ran.err.contains("'services'"), "a similar command is named: {}", ran.err);
+    let ran = site.run(&["check"]);
+    assert!(ran.out.contains("/etc/tidegate/gateway.yaml"), "the default: {}{}", ran.out, ran.err);
+}

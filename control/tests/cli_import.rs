@@ -6,6 +6,7 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use cli_support::Site;
 use serde_json::{Value, json};
@@ -110,6 +111,23 @@ fn existing_files_are_never_overwritten() {
         fs::remove_file(site.path("out").join(left)).expect("it is there");
         assert_eq!(import().code, 0);
     }
+}
+
+#[test]
+fn standard_input_is_read_and_the_result_printed() {
+    let site = Site::new("", &[("a.yaml", POOL)]);
+    let file = site.run(&["import", "metallb", "manifests/a.yaml"]);
+    assert!(
+        file.out.starts_with("# Converted by") && file.out.contains("\n---\napiVersion: "),
+        "{}",
+        file.out
+    );
+    let input = fs::File::open(site.path("manifests/a.yaml")).expect("it was written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let ran = command.args(["import", "metallb", "-"]).stdin(input).output().expect("the binary runs");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), file.out);
+    let report = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(report.replace("<stdin>", "manifests/a.yaml"), file.err);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tests of the commands that query the daemon: columns, formats, filters and exit codes. The admin socket and the
 //! binary are real, and the daemon's state is simulated; the end-to-end tests query a real daemon.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -25,6 +25,10 @@ struct Daemon {
     gateway: Mutex<(GatewayDrainState, u32)>,
     requests: AtomicU64,
     events: OnceLock<Recorder>,
+    /// The number of lists of Services; the second one differs from the first.
+    service_lists: AtomicU64,
+    /// The number of deletions of flows.
+    deletions: AtomicU64,
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -182,12 +186,37 @@ impl AdminBackend for Daemon {
                 max_us: 1503.99,
             }],
             drain: self.gateway_drain(),
+            interfaces: vec![InterfaceStatus {
+                name: "uplink".into(),
+                device: "net_null0".into(),
+                mac: "02:00:00:00:00:02".into(),
+                link_up: true,
+                link: LinkStatus { state: "up".into(), ..LinkStatus::default() },
+                tap: None,
+                port: PortStatus::default(),
+                rx_packets: 1,
+                rx_bytes: 60,
+                tx_packets: 2,
+                tx_bytes: 120,
+            }],
             ..Status::default()
         }
     }
 
     fn services(&self) -> ServicesAnswer {
-        ServicesAnswer { services: services(), findings: vec![] }
+        let mut services = services();
+        if self.service_lists.fetch_add(1, Ordering::Relaxed) > 0 {
+            services[1].pending = None;
+        }
+        let finding = FindingView {
+            object: "default/web".into(),
+            reason: "InvalidValue".into(),
+            severity: "warning".into(),
+            location: None,
+            message: "a weight of 0".into(),
+            accepted: None,
+        };
+        ServicesAnswer { services, findings: vec![finding] }
     }
 
     fn backends(&self) -> BackendsAnswer {
@@ -206,7 +235,13 @@ impl AdminBackend for Daemon {
         }
         let workers = vec![WorkerFlows { worker: 0, flows: 3, capacity: 12 }];
         let mut flows = vec![flow("198.51.100.7:40000", true), flow("198.51.100.8:40001", false)];
+        if self.deletions.load(Ordering::Relaxed) > 0 {
+            flows.clear();
+        }
         flows.retain(|flow| query.client.is_none_or(|client| client == flow.client.ip()));
+        flows.retain(|flow| query.client_port.is_none_or(|port| port == flow.client.port()));
+        flows.retain(|flow| query.state.is_none_or(|state| state.as_str() == flow.state));
+        flows.retain(|flow| flow.idle_seconds >= query.idle_seconds_min);
         let more = flows.len() > query.limit;
         flows.truncate(query.limit);
         Ok(FlowsAnswer { workers, flows, more, ..FlowsAnswer::default() })
@@ -219,6 +254,7 @@ impl AdminBackend for Daemon {
 
     async fn delete_flows(&self, query: FlowsQuery) -> Result<DeletedFlowsAnswer, AdminError> {
         let deleted = self.flows(query).await?.flows.len() as u64;
+        self.deletions.fetch_add(1, Ordering::Relaxed);
         Ok(DeletedFlowsAnswer { deleted, silent_workers: 0 })
     }
 
@@ -476,7 +512,7 @@ kube-system   dns     LoadBalancer   <pending>     <none>          <none>   0/0 
 kube-system   mixed   LoadBalancer   203.0.113.1   80/TCP,99/TCP   nat      1/2        Partial      <unknown>   <unknown>
 "
     );
-    let wide = lab.shown("services -o wide");
+    let wide = Lab::new().shown("services -o wide");
     assert!(wide.contains("pool public is full") && wide.contains("99/TCP: SCTP"), "{wide}");
 }
 
@@ -546,7 +582,18 @@ fn status_flows_drops_and_pools_show_what_matters() {
         lab.shown("flows --count"),
         "WORKER   FLOWS   CAPACITY   USED\n0        3       12         25.0%\n"
     );
-    assert_eq!(lab.shown("drops --no-headers"), "drop   no_route   2\npunt   local      7\n");
+    assert_eq!(
+        lab.shown("drops"),
+        "KIND   REASON     COUNT   MEANING\n\
+         drop   no_route   2       No route to the next hop\n\
+         punt   local      7       To the gateway\n"
+    );
+    assert!(lab.shown("drops -o wide").contains("default/web (5)"));
+    let delta = lab.shown("drops --delta 1s --no-headers");
+    assert!(delta.starts_with("drop   no_route   3 ") && delta.lines().count() == 1, "{delta}");
+    let delta = lab.json("drops --delta 1s -o json");
+    assert_eq!(delta["drops"][0]["by"][0]["count"], 3);
+    assert!(delta["drops"][0]["perSecond"].as_f64().is_some_and(|rate| rate > 0.0), "{delta}");
     let pools = lab.shown("pools --no-headers");
     assert_eq!(pools, "public   16   16   0   Full\nold      16   12   4   Disabled\n");
     assert_eq!(lab.shown("metrics"), "tidegate_drops_total{reason=\"no_route\"} 2\n");
@@ -618,6 +665,162 @@ fn flows_are_listed_filtered_and_cut_with_a_note() {
     assert_eq!(lab.run("flows --client nobody").0, 2);
     assert_eq!(lab.run("flows --limit 50001").0, 2);
     assert_eq!(lab.run("flows --count --client 198.51.100.7").0, 2, "counts are of all");
+    for (filter, found) in [
+        ("--client-port 40001", 1),
+        ("--state closing", 0),
+        ("--state established --idle 3m", 2),
+        ("--idle 1h", 0),
+        ("--sort client", 2),
+    ] {
+        assert_eq!(lab.shown(&format!("flows --no-headers {filter}")).lines().count(), found, "{filter}");
+    }
+    assert_eq!(lab.run("flows --state open").0, 2);
+}
+
+#[test]
+fn flows_are_deleted_only_by_filter_and_with_confirmation() {
+    let lab = Lab::new();
+    let (code, _, err) = lab.run("flows delete --client 198.51.100.7");
+    assert!(code == 1 && err.contains("not a terminal; accepted: --yes"), "{err}");
+    let (code, _, err) = lab.run("flows delete --yes");
+    assert!(code == 1 && err.contains("no flows are selected; accepted: service, backend"), "{err}");
+    assert_eq!(lab.shown("flows --no-headers").lines().count(), 2, "nothing was deleted");
+    assert_eq!(lab.shown("flows delete --client 198.51.100.7 --yes"), "1 flows deleted\n");
+    assert_eq!(lab.json("flows -o json")["flows"], serde_json::json!([]));
+}
+
+#[test]
+fn neighbors_routes_and_links_show_what_the_gateway_knows() {
+    let lab = Lab::new();
+    assert_eq!(
+        lab.shown("neighbors -o wide"),
+        "ADDRESS     INTERFACE   MAC                 STATE        ROUTES\n\
+         10.0.0.1    backends    <none>              unresolved   <none>\n\
+         192.0.2.1   uplink      02:00:00:00:00:01   reachable    0.0.0.0/0\n"
+    );
+    assert_eq!(lab.shown("neighbors --interface uplink --no-headers").lines().count(), 1);
+    assert_eq!(
+        lab.shown("routes"),
+        "TO             VIA            INTERFACE   STATE\n\
+         192.0.2.0/24   <connected>    uplink      <none>\n\
+         0.0.0.0/0      192.0.2.1      uplink      reachable\n\
+         10.9.0.0/16    198.51.100.1   <none>      unreachable\n"
+    );
+    assert_eq!(lab.json("routes -o json")["items"][1]["via"], "192.0.2.1");
+    assert_eq!(
+        lab.shown("links --no-headers"),
+        "uplink   net_null0   02:00:00:00:00:02   up   <none>   1   2\n"
+    );
+    assert_eq!(lab.run("links eth9").0, 1);
+}
+
+#[test]
+fn describe_shows_all_that_is_known_about_one_object() {
+    let lab = Lab::new();
+    let service = lab.shown("describe service default/web");
+    for part in [
+        "Name:            web\n",
+        "Status:          Programmed\n",
+        "VIPs:\n  ADDRESS       KIND           POOL ",
+        "203.0.113.1   LoadBalancer   public",
+        "10.0.0.2:8080   Down     Unhealthy",
+        "Forwarded:\n  PORT   VIP ",
+        "Findings:\n  SEVERITY   REASON         OBJECT        MESSAGE",
+        "a weight of 0",
+    ] {
+        assert!(service.contains(part), "{part} in\n{service}");
+    }
+    assert!(lab.shown("describe service dns").contains("Findings:\n  <none>\n"));
+    assert_eq!(lab.json("describe service default/web -o json")["service"]["name"], "web");
+    let (code, _, err) = lab.run("describe service other/web");
+    assert_eq!(
+        (code, err.as_str()),
+        (1, "Error from gateway (NotFound): services \"other/web\" not found\n")
+    );
+    let backend = lab.shown("describe backend 10.0.0.1:8080");
+    assert!(backend.contains("Pod:             default/web-1\n"), "{backend}");
+    assert!(backend.contains("default/web:http   established   2"), "{backend}");
+    assert_eq!(lab.run("describe backend 10.9.9.9").0, 1);
+    let pool = lab.shown("describe pool public");
+    assert!(pool.contains("Status:          Full\n") && pool.contains("203.0.113.1   default/web"), "{pool}");
+    let gateway = lab.shown("describe gateway");
+    assert!(gateway.starts_with("Name:        edge-1\n") && gateway.contains("Neighbors:\n"), "{gateway}");
+    assert_eq!(lab.json("describe gateway -o json")["status"]["name"], "edge-1");
+}
+
+/// Runs a command that does not end by itself until it has printed `lines` lines.
+fn first_lines(lab: &Lab, line: &str, lines: usize) -> Vec<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(line.split(' ')).arg("--socket").arg(lab.socket()).stdout(Stdio::piped());
+    let mut running = command.spawn().expect("the binary runs");
+    let out = running.stdout.take().expect("it is piped");
+    let read: Vec<String> = BufReader::new(out).lines().take(lines).map(|line| line.expect("text")).collect();
+    running.kill().expect("it runs until then");
+    running.wait().expect("it ends");
+    read
+}
+
+#[test]
+fn a_watched_list_prints_rows_again_when_they_change() {
+    // The second answer differs from the first in one Service.
+    let shown = first_lines(&Lab::new(), "services -w", 5);
+    assert!(shown[0].starts_with("NAMESPACE") && shown[2].contains("<pending>"), "{shown:?}");
+    assert!(shown[4].starts_with("kube-system   dns ") && !shown[4].contains("<pending>"), "{shown:?}");
+    let events = first_lines(&Lab::new(), "services -w --output-watch-events -o json", 4);
+    let changed: Value = serde_json::from_str(&events[3]).expect("an object in one line");
+    assert_eq!((&changed["type"], &changed["object"]["name"]), (&"MODIFIED".into(), &"dns".into()));
+    for (line, start) in [
+        ("backends -w --no-headers", "default"),
+        ("pools -w --no-headers", "old"),
+        ("flows -w --no-headers", "default"),
+        ("status -w --no-headers", "edge-1"),
+        ("drops -w --no-headers", "drop   no_route   3"),
+    ] {
+        let shown = first_lines(&Lab::new(), line, 1);
+        assert!(shown[0].starts_with(start), "{line}: {shown:?}");
+    }
+    assert_eq!(Lab::new().run("services --output-watch-events").0, 2, "only with --watch");
+}
+
+#[test]
+fn a_drain_waits_until_no_connection_is_left() {
+    let lab = Lab::new();
+    let (code, out, err) = lab.run("drain 10.0.0.1:8080 --wait --timeout 0s");
+    assert_eq!((code, err.as_str()), (3, "10.0.0.1:8080 still draining: 2 connections left\n"));
+    assert_eq!(out, "backend/10.0.0.1:8080 drained (2 backends of service ports)\n");
+    lab.shown("flows delete --service web --yes");
+    let (code, _, err) = lab.run("drain 10.0.0.1:8080 --wait --timeout 5m");
+    assert_eq!((code, err.as_str()), (0, ""));
+}
+
+#[test]
+fn the_socket_can_be_named_by_a_variable() {
+    let lab = Lab::new();
+    let run = |variable: &std::path::Path, words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        let ran = command.args(words).env("TIDEGATE_SOCKET", variable).output().expect("the binary runs");
+        (ran.status.code(), String::from_utf8_lossy(&ran.stderr).into_owned())
+    };
+    assert_eq!(run(&lab.socket(), &["pools"]), (Some(0), String::new()));
+    let (code, err) = run("/nowhere.sock".as_ref(), &["pools"]);
+    assert!(code == Some(1) && err.contains("at /nowhere.sock"), "{err}");
+    let option = lab.socket();
+    let option = option.to_str().expect("text");
+    assert_eq!(run("/nowhere.sock".as_ref(), &["pools", "--socket", option]).0, Some(0), "the option wins");
+    let (code, err) = run(&lab.socket(), &["pools", "--kubeconfig", "/nowhere"]);
+    assert!(code == Some(1) && err.starts_with("Error from cluster: "), "the variable is no conflict: {err}");
+}
+
+#[test]
+fn a_namespace_belongs_to_a_name_everywhere() {
+    let lab = Lab::new();
+    assert_eq!(lab.shown("services default/web --no-headers").lines().count(), 1);
+    assert_eq!(lab.shown("backends default/web --no-headers").lines().count(), 2);
+    let (code, _, err) = lab.run("services kube-system/web");
+    assert_eq!(
+        (code, err.as_str()),
+        (1, "Error from gateway (NotFound): services \"kube-system/web\" not found\n")
+    );
 }
 
 #[test]
@@ -758,6 +961,11 @@ fn top_shows_rates_with_the_busiest_services_first() {
         services[0].starts_with("default/web:http") && services[1].starts_with("default/idle:http"),
         "{out}"
     );
+
+    let of_one = lab.shown("top --iterations 1 --interval 0.1 --service default/web");
+    assert!(of_one.contains("default/web:http") && !of_one.contains("default/idle"), "{of_one}");
+    assert!(of_one.contains("10.0.0.2:8080   203.0.113.1:80   TCP        Down "), "{of_one}");
+    assert_eq!(lab.run("top --iterations 1 --service other/web").0, 1);
 
     let out = lab.shown("top --iterations 1 --interval 0.1 --rows 1 -o json");
     let figures: Value = serde_json::from_str(&out).expect("one line of JSON");

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use common::*;
 use tidegate_capture::{Reader, Writer};
-use tidegate_dataplane::replay::{FlowTable, ReplayError, Replayed, Summary, replay};
+use tidegate_dataplane::replay::{ASSUMED_MAC, FlowTable, ReplayError, Replayed, Summary, replay};
 use tidegate_pipeline::pipeline::FlowNote;
 use tidegate_pipeline::testing::Builder;
 use tidegate_pipeline::testing::builder::fragments;
@@ -86,12 +86,15 @@ fn the_same_capture_gives_the_same_bytes_for_any_order_of_services() {
 }
 
 #[test]
-fn neighbours_that_are_not_given_are_a_drop_with_its_reason() {
+fn neighbours_that_are_not_given_are_assumed_to_be_resolved_and_listed() {
     let mut bare = spec(1);
-    bare.network.neighbors.clear();
-    let (packets, _, _) = run(&bare, &capture(&[syn(4000, VIP_L2)]));
-    assert_eq!(packets[0].verdict, Refusal::NeighborUnresolved.into());
+    let given = std::mem::take(&mut bare.network.neighbors);
+    let (packets, summary, _) = run(&bare, &capture(&[syn(4000, VIP_L2)]));
+    assert_eq!(packets[0].frames[0][..6], ASSUMED_MAC.0);
     assert_eq!(packets[0].service.as_deref(), Some("default/direct:http"));
+    let assumed = summary.unwrap().assumed;
+    assert!(assumed.len() == 1 && given.iter().any(|one| assumed.contains(&one.ip)), "{assumed:?}");
+    assert_eq!(run(&spec(1), &capture(&[syn(4000, VIP_L2)])).1.unwrap().assumed.len(), 0);
 }
 
 #[test]

@@ -9,6 +9,9 @@ cargo=${CARGO:-cargo}
 target=${CARGO_TARGET_DIR:-$PWD/target}
 command -v objcopy >/dev/null || { echo "release: no objcopy; install binutils" >&2; exit 1; }
 
+# `tidegate version` shows the commit.
+TIDEGATE_COMMIT=${TIDEGATE_COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}
+export TIDEGATE_COMMIT
 "$cargo" build --release --locked -p tidegate -p kubectl-tidegate
 mkdir -p "$target/install"
 cd "$target/install"

@@ -22,6 +22,7 @@ use tidegate_source::kubernetes::{Connector, causes};
 
 use super::failure::Failure;
 use super::output::{Style, Table};
+use super::query::is_named;
 
 /// The pause before a watch that ended is restarted.
 const WATCH_RESTART_PAUSE: Duration = Duration::from_secs(1);
@@ -68,7 +69,7 @@ impl Query<'_> {
     fn wants<T: Shown>(&self, object: &T) -> bool {
         object.is_ours()
             && self.namespace.is_none_or(|wanted| object.namespace().as_deref() == Some(wanted))
-            && (self.names.is_empty() || self.names.contains(&object.name_any()))
+            && (self.names.is_empty() || self.names.iter().any(|wanted| is_it(wanted, object)))
     }
 
     /// Prints the objects, and with `--watch` their changes. Returns the number of objects.
@@ -89,7 +90,7 @@ impl Query<'_> {
             items.retain(|item| self.wants(item));
             items.iter().for_each(|item| table.row(item.cells(Timestamp::now())));
             self.style.print_list(out, &items, || table.clone())?;
-            let is_there = |name: &&String| items.iter().any(|item| item.name_any() == **name);
+            let is_there = |name: &&String| items.iter().any(|item| is_it(name, item));
             let missing: Vec<&String> = self.names.iter().filter(|name| !is_there(name)).collect();
             if !missing.is_empty() {
                 let plural = T::plural(&());
@@ -118,13 +119,15 @@ impl Query<'_> {
             WatchParams { label_selector: self.selector.map(str::to_owned), ..WatchParams::default() };
         loop {
             let request = kube::core::Request::new(T::url_path(&(), None)).watch(&params, &version);
-            let request = request.map_err(|error| Failure::Cluster(error.to_string()))?;
+            let request =
+                request.map_err(|error| Failure::Cluster(format!("{server}: {}", causes(&error))))?;
             let answer = client.send(request.map(Body::from)).await.map_err(refused)?;
             match answer.status() {
                 status if status.as_u16() == GONE => return Ok(()),
                 status if status.is_success() => {}
                 status => {
-                    return Err(Failure::Cluster(format!("a watch of {} failed: {status}", T::plural(&()))));
+                    let plural = T::plural(&());
+                    return Err(Failure::Cluster(format!("{server}: a watch of {plural} failed: {status}")));
                 }
             }
             let (mut body, mut read) = (answer.into_body(), Vec::new());
@@ -134,7 +137,7 @@ impl Query<'_> {
                 while let Some(end) = read.iter().position(|byte| *byte == b'\n') {
                     let line: Vec<u8> = read.drain(..=end).collect();
                     let event = serde_json::from_slice::<WatchEvent<T>>(&line);
-                    match event.map_err(|error| Failure::Cluster(error.to_string()))? {
+                    match event.map_err(|error| Failure::Cluster(format!("{server}: {error}")))? {
                         WatchEvent::Added(object)
                         | WatchEvent::Modified(object)
                         | WatchEvent::Deleted(object) => {
@@ -160,19 +163,25 @@ impl Query<'_> {
             self.style.print_data(out, object)?;
         } else {
             table.row(object.cells(Timestamp::now()));
-            self.style.print_last(out, table)?;
+            Style { no_headers: true, ..self.style }.print_last(out, table, 1)?;
             table.remove_last();
         }
         Ok(out.flush()?)
     }
 }
 
+/// Whether `wanted` (`NAME` or `NAMESPACE/NAME`) is this object.
+fn is_it<T: Resource>(wanted: &str, object: &T) -> bool {
+    is_named(wanted, object.namespace().as_deref(), &object.name_any())
+}
+
 /// Why the API server refuses a request or does not answer.
 fn refused(server: &str, error: kube::Error) -> Failure {
-    Failure::Cluster(match error {
+    let why = match error {
         kube::Error::Api(status) => format!("{} {}: {}", status.code, status.reason, status.message),
-        other => format!("{server}: {}", causes(&other)),
-    })
+        other => causes(&other),
+    };
+    Failure::Cluster(format!("{server}: {why}"))
 }
 
 /// Warns on standard error if the definition of AddressPool is being deleted: discovery then lacks its verb `create`.

@@ -8,15 +8,17 @@ use jiff::{SignedDuration, Timestamp};
 use tidegate_admin_api::{Client, EventRow, EventsSelection};
 use tidegate_model::time::whole_seconds;
 
+use super::args::Common;
 use super::failure::Failure;
 use super::output::{Format, Style, Table};
+use super::query::report_if_empty;
 
 /// How often `--watch` queries the gateway.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Which events.
+/// Options of `events`.
 #[derive(Debug, Args)]
-pub(super) struct Selection {
+pub struct Events {
     /// Show events of this Service: NAMESPACE/NAME
     #[arg(long, value_name = "SERVICE", value_parser = service)]
     service: Option<String>,
@@ -26,6 +28,17 @@ pub(super) struct Selection {
     /// Print new events too, until Ctrl-C
     #[arg(short, long)]
     watch: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Events {
+    /// Prints the events, and with `--watch` new ones as they arrive.
+    pub(super) async fn run(&self, out: &mut impl Write) -> Result<(), Failure> {
+        let client = self.common.socket.gateway("events")?;
+        report_if_empty(run(&client, self, self.common.output.style(), out).await?, None);
+        Ok(())
+    }
 }
 
 fn service(text: &str) -> Result<String, String> {
@@ -40,13 +53,10 @@ fn since(text: &str) -> Result<SignedDuration, String> {
     duration.ok_or_else(|| format!("accepted: {}", tidegate_model::yaml::text::DURATION))
 }
 
-/// Prints the events, and with `--watch` new ones as they arrive. Returns their number.
-///
-/// # Errors
-/// The gateway does not answer, or the write to `out` failed.
-pub(super) async fn run(
+/// Returns the number of events.
+async fn run(
     client: &Client,
-    selection: &Selection,
+    selection: &Events,
     style: Style,
     out: &mut impl Write,
 ) -> Result<usize, Failure> {
@@ -80,7 +90,7 @@ pub(super) async fn run(
             }
             // The first table determines the widths of the columns.
             add(&mut shown, &event);
-            style.print_last(out, &shown)?;
+            Style { no_headers: true, ..style }.print_last(out, &shown, 1)?;
             shown.remove_last();
         }
     }

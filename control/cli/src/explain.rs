@@ -1,23 +1,20 @@
 //! `explain` for a running gateway.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use tidegate_admin_api::Client;
 use tidegate_admin_api::explain::{Packet, Transport};
 
-use super::admin_commands::run_query;
-use super::args::{OutputArgs, SOCKET};
+use super::args::{OutputArgs, SocketArg};
 use super::output::print_answer;
+use super::query::run_query;
 
 /// The packet, and the gateway to query.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Admin socket of the running gateway (admin.socket)
-    #[arg(long, value_name = "PATH", default_value = SOCKET)]
-    socket: PathBuf,
+    #[command(flatten)]
+    socket: SocketArg,
     /// Protocol: tcp, udp or sctp
     #[arg(long)]
     proto: Transport,
@@ -45,7 +42,7 @@ impl ExplainArgs {
     /// The answer could not be printed. An error of the gateway is an exit code.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
         run_query(async {
-            let explanation = Client::new(&self.socket).explain(&self.packet()).await?;
+            let explanation = self.socket.gateway("forwarding state")?.explain(&self.packet()).await?;
             Ok(print_answer(self.output.style(), &explanation)?)
         })
     }

@@ -13,8 +13,10 @@ pub(super) enum Failure {
     Output(io::Error),
     /// Somebody else cancelled what the command waits for.
     Cancelled(&'static str),
-    /// Packets still arrived at the gateway at the timeout. That has been printed.
+    /// Packets still arrived, or connections were left, at the timeout. That has been printed.
     NotDrained,
+    /// The operator declined. That has been printed.
+    Declined,
     /// The named objects do not exist. The others have been printed.
     NotFound(Vec<String>),
 }

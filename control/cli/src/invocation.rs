@@ -23,10 +23,19 @@ pub(super) fn plugin_name(program: Option<&OsStr>) -> Option<String> {
 pub fn parse<C: CommandFactory + FromArgMatches>() -> C {
     let command = without_empty_variables(C::command());
     let command = match plugin_name(std::env::args_os().next().as_deref()) {
-        Some(name) => command.bin_name(name),
+        Some(name) => with_examples_of(command.bin_name(name.as_str()), &name),
         None => command,
     };
     C::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// Replaces the name of the program in the examples of all subcommands.
+fn with_examples_of(command: clap::Command, name: &str) -> clap::Command {
+    command.mut_subcommands(|subcommand| {
+        let subcommand = with_examples_of(subcommand, name);
+        let Some(examples) = subcommand.get_after_help().map(ToString::to_string) else { return subcommand };
+        subcommand.after_help(examples.replace("\n  tidegate ", &format!("\n  {name} ")))
+    })
 }
 
 /// Ignores environment variables that are empty: clap would reject their value.

@@ -70,13 +70,18 @@ impl Style {
         }
     }
 
-    /// Prints the last row of a table, aligned with the others.
+    /// Prints the last `rows` rows of a table, aligned with the others, below the headers unless `no_headers` is set.
     ///
     /// # Errors
     /// The write to `out` failed.
-    pub fn print_last(self, out: &mut impl Write, table: &Table) -> io::Result<()> {
+    pub fn print_last(self, out: &mut impl Write, table: &Table, rows: usize) -> io::Result<()> {
         let text = table.render(self.format == Format::Wide, true);
-        writeln!(out, "{}", text.lines().last().unwrap_or_default())
+        let lines: Vec<&str> = text.lines().collect();
+        let headers = if self.no_headers { 0 } else { 1 };
+        for line in lines.iter().take(headers).chain(&lines[lines.len() - rows..]) {
+            writeln!(out, "{line}")?;
+        }
+        Ok(())
     }
 
     /// Prints a list in the format of kubectl: `kind: List` with `items`.
@@ -116,6 +121,12 @@ struct Column {
     wide: bool,
 }
 
+/// References to the rows of a list, as the functions that build tables take them.
+#[must_use]
+pub fn refs<T>(rows: &[T]) -> Vec<&T> {
+    rows.iter().collect()
+}
+
 impl Table {
     /// Creates a table with these headers. A column whose header begins with `+` is shown only with `-o wide`.
     #[must_use]
@@ -136,6 +147,12 @@ impl Table {
         let cells: Vec<String> = cells.into_iter().map(shown).collect();
         assert_eq!(cells.len(), self.columns.len(), "a row has a cell for each header");
         self.rows.push(cells);
+    }
+
+    /// Adds a first column with these cells, one for each row.
+    pub(super) fn prepend<'a>(&mut self, header: &'static str, cells: impl IntoIterator<Item = &'a str>) {
+        self.columns.insert(0, Column { header, wide: false });
+        self.rows.iter_mut().zip(cells).for_each(|(row, cell)| row.insert(0, cell.to_owned()));
     }
 
     /// Removes the last row.

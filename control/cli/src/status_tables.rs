@@ -39,6 +39,43 @@ pub(super) fn status(status: &Status, style: Style) -> String {
     text
 }
 
+/// The gateways in one line each, for `status -w`.
+pub(super) fn lines(all: &[&Status]) -> Table {
+    let headers = [
+        "NAME",
+        "READY",
+        "HEALTHY",
+        "STATE",
+        "SERVICES",
+        "PENDING",
+        "BACKENDS",
+        "FINDINGS",
+        "SOURCE",
+        "GENERATION",
+        "UPTIME",
+        "+DEGRADED",
+    ];
+    let mut table = Table::new(&headers);
+    let yes = |is_so: bool| if is_so { "yes" } else { "no" }.to_owned();
+    for status in all {
+        table.row([
+            status.name.clone(),
+            yes(status.ready),
+            yes(status.healthy),
+            status.drain.state.as_str().to_owned(),
+            status.services.to_string(),
+            status.services_pending.to_string(),
+            format!("{}/{}", status.backends_active, status.backends),
+            status.findings.len().to_string(),
+            if status.source.connected { "connected" } else { "lost" }.to_owned(),
+            format!("{}/{}", status.generation_applied, status.generation_desired),
+            age(status.uptime_seconds),
+            status.degraded.join("; "),
+        ]);
+    }
+    table
+}
+
 /// The lines about the gateway as a whole: name and value.
 #[must_use]
 pub fn facts(status: &Status) -> Vec<(&'static str, String)> {

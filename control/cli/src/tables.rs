@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 
 use jiff::Timestamp;
 use tidegate_admin_api::{
-    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowRow, FlowRowKind, FlowsAnswer, HealthState,
-    HealthView, PoolView, PortView, ServiceView,
+    BackendRow, BackendViewState, BackendWhy, FlowRow, FlowRowKind, FlowsAnswer, HealthState, HealthView,
+    PoolView, PortView, ServiceView,
 };
 use tidegate_model::objects::ServiceType;
 use tidegate_policy::reconcile::DrainTarget;
@@ -19,7 +19,7 @@ use super::output::{Table, age};
 
 /// The table of `services`. Ages are counted up to `now`.
 #[must_use]
-pub fn services(services: &[ServiceView], now: Timestamp) -> Table {
+pub fn services(services: &[&ServiceView], now: Timestamp) -> Table {
     let headers = [
         "NAMESPACE",
         "NAME",
@@ -72,24 +72,27 @@ pub fn services(services: &[ServiceView], now: Timestamp) -> Table {
 /// How this gateway announces the addresses of a Service: `l2,bgp`, or `other-group` if their pools select other
 /// gateways.
 fn announced(service: &ServiceView) -> String {
-    let method = |vip: &VipView| {
-        let EdgeView { outside_group, layer2, bgp, owner, owned_by, unable } = &vip.edge;
-        let l2 = match (owner, owned_by) {
-            (None, _) if unable.is_some() => "l2 unable".to_owned(),
-            (None, _) => "l2".to_owned(),
-            (Some(_), Some(by)) => format!("l2 by {by}"),
-            (Some(_), None) => "l2 by nobody".to_owned(),
-        };
-        let methods: Vec<String> =
-            layer2.then_some(l2).into_iter().chain(bgp.then(|| "bgp".to_owned())).collect();
-        match (outside_group, methods.is_empty()) {
-            (true, _) => "other-group".to_owned(),
-            (false, true) => "<none>".to_owned(),
-            (false, false) => methods.join(","),
-        }
-    };
-    let methods: BTreeSet<String> = service.vips.iter().filter(|vip| vip.is_of_pool()).map(method).collect();
+    let of_pools = service.vips.iter().filter(|vip| vip.is_of_pool());
+    let methods: BTreeSet<String> = of_pools.map(announcement).collect();
     methods.into_iter().collect::<Vec<_>>().join("; ")
+}
+
+/// How this gateway announces one address, and who owns it on layer 2.
+pub(super) fn announcement(vip: &VipView) -> String {
+    let EdgeView { outside_group, layer2, bgp, owner, owned_by, unable } = &vip.edge;
+    let l2 = match (owner, owned_by) {
+        (None, _) if unable.is_some() => "l2 unable".to_owned(),
+        (None, _) => "l2".to_owned(),
+        (Some(_), Some(by)) => format!("l2 by {by}"),
+        (Some(_), None) => "l2 by nobody".to_owned(),
+    };
+    let methods: Vec<String> =
+        layer2.then_some(l2).into_iter().chain(bgp.then(|| "bgp".to_owned())).collect();
+    match (outside_group, methods.is_empty()) {
+        (true, _) => "other-group".to_owned(),
+        (false, true) => "<none>".to_owned(),
+        (false, false) => methods.join(","),
+    }
 }
 
 /// The number of distinct backends that accept new flows, and the number of all distinct backends.
@@ -102,7 +105,7 @@ fn backends_of(service: &ServiceView) -> String {
     format!("{active}/{}", all.len())
 }
 
-fn state_of(service: &ServiceView) -> &'static str {
+pub(super) fn state_of(service: &ServiceView) -> &'static str {
     let refused = service.ports.iter().filter(|p| p.refused.is_some()).count();
     match (&service.pending, refused) {
         _ if service.refused.is_some() => "Refused",
@@ -121,7 +124,7 @@ fn has_no_next_hop(service: &ServiceView) -> bool {
 }
 
 /// The time since then, if it is known.
-fn age_of(time: Option<&str>, now: Timestamp) -> String {
+pub(super) fn age_of(time: Option<&str>, now: Timestamp) -> String {
     let time = time.and_then(|text| text.parse::<Timestamp>().ok());
     let seconds = time.map(|at| u64::try_from(now.as_second() - at.as_second()).unwrap_or(0));
     seconds.map_or_else(|| "<unknown>".to_owned(), age)
@@ -138,7 +141,7 @@ fn message_of(service: &ServiceView) -> String {
 
 /// The table of `backends`. Ages are counted up to `now`.
 #[must_use]
-pub fn backends(rows: &[BackendRow], now: Timestamp) -> Table {
+pub fn backends(rows: &[&BackendRow], now: Timestamp) -> Table {
     let headers = [
         "NAMESPACE",
         "SERVICE",
@@ -186,7 +189,7 @@ pub fn backends(rows: &[BackendRow], now: Timestamp) -> Table {
     table
 }
 
-fn state(state: BackendViewState) -> &'static str {
+pub(super) fn state(state: BackendViewState) -> &'static str {
     match state {
         BackendViewState::Active => "Active",
         BackendViewState::Draining => "Draining",
@@ -226,7 +229,7 @@ fn health(health: &HealthView) -> String {
 }
 
 /// The table of `flows`, with one line for each flow.
-pub(super) fn flows(rows: &[FlowRow]) -> Table {
+pub(super) fn flows(rows: &[&FlowRow]) -> Table {
     let headers = [
         "NAMESPACE",
         "SERVICE",
@@ -285,21 +288,9 @@ pub(super) fn flow_counts(answer: &FlowsAnswer) -> Table {
     table
 }
 
-/// The table of `drops`, with the reasons that occurred. The data formats list all reasons.
-#[must_use]
-pub fn drops(answer: &DropsAnswer) -> Table {
-    let mut table = Table::new(&["KIND", "REASON", "COUNT"]);
-    for (kind, counts) in [("drop", &answer.drops), ("punt", &answer.punts)] {
-        for counted in counts.iter().filter(|c| c.count > 0) {
-            table.row([kind.to_owned(), counted.reason.clone(), counted.count.to_string()]);
-        }
-    }
-    table
-}
-
 /// The table of `pools`.
 #[must_use]
-pub fn pools(pools: &[PoolView]) -> Table {
+pub fn pools(pools: &[&PoolView]) -> Table {
     let mut table = Table::new(&[
         "NAME",
         "TOTAL",
@@ -313,12 +304,6 @@ pub fn pools(pools: &[PoolView]) -> Table {
         "+IN USE BY",
     ]);
     for pool in pools {
-        let status = match (pool.removed, pool.disabled, pool.free) {
-            (true, ..) => "RemovedInUse",
-            (false, true, _) => "Disabled",
-            (false, false, 0) => "Full",
-            (false, false, _) => "Available",
-        };
         let named = pool.some_users.join(", ");
         let in_use_by = match pool.users.saturating_sub(pool.some_users.len()) {
             0 => named,
@@ -330,7 +315,7 @@ pub fn pools(pools: &[PoolView]) -> Table {
             total.to_string(),
             assigned.to_string(),
             free.to_string(),
-            status.to_owned(),
+            pool_state(pool).to_owned(),
             pool.object.clone().unwrap_or_default(),
             pool.outside.to_string(),
             if pool.gateways.is_empty() { "<all>".to_owned() } else { pool.gateways.clone() },
@@ -339,6 +324,15 @@ pub fn pools(pools: &[PoolView]) -> Table {
         ]);
     }
     table
+}
+
+pub(super) fn pool_state(pool: &PoolView) -> &'static str {
+    match (pool.removed, pool.disabled, pool.free) {
+        (true, ..) => "RemovedInUse",
+        (false, true, _) => "Disabled",
+        (false, false, 0) => "Full",
+        (false, false, _) => "Available",
+    }
 }
 
 /// The output line of `drain` and `undrain`, in the format of kubectl.

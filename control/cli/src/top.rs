@@ -13,10 +13,14 @@ use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use crossterm::terminal::{self, Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use crossterm::{cursor, queue};
 use serde::Serialize;
-use tidegate_admin_api::{Client, DropsAnswer, ServiceTraffic, Status, TrafficAnswer};
+use tidegate_admin_api::{
+    BackendRow, BackendViewState, Client, DropsAnswer, ServiceTraffic, Status, TrafficAnswer,
+};
 
 use super::failure::Failure;
 use super::output::{Format, Style, Table, age};
+use super::query::is_named;
+use super::tables;
 
 /// What is shown, and how often.
 #[derive(Debug, Args)]
@@ -33,6 +37,15 @@ pub(super) struct View {
     /// Number of Services to print; a terminal shows as many as fit
     #[arg(long, value_name = "N", default_value_t = 20)]
     rows: usize,
+    /// Show only this Service, NAME or NAMESPACE/NAME, and its backends
+    #[arg(long, value_name = "SERVICE")]
+    service: Option<String>,
+}
+
+impl View {
+    fn wants(&self, namespace: &str, name: &str) -> bool {
+        self.service.as_ref().is_none_or(|wanted| is_named(wanted, Some(namespace), name))
+    }
 }
 
 fn interval(text: &str) -> Result<f64, String> {
@@ -58,6 +71,8 @@ struct Reading {
     status: Status,
     traffic: TrafficAnswer,
     drops: DropsAnswer,
+    /// Only those of the Service that is shown alone.
+    backends: Vec<BackendRow>,
 }
 
 /// The rates between two queries.
@@ -77,6 +92,21 @@ struct Figures {
     drops: Vec<DropFigures>,
     /// The busiest first.
     services: Vec<ServiceFigures>,
+    /// With `--service`: its backends, the busiest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    backends: Vec<BackendFigures>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BackendFigures {
+    backend: SocketAddr,
+    /// The service port on its VIP.
+    vip: SocketAddr,
+    protocol: String,
+    state: BackendViewState,
+    connections: u64,
+    connections_per_second: f64,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
@@ -134,7 +164,7 @@ pub(super) async fn run(
     let draws = view.iterations.is_none() && !style.is_data() && io::stdout().is_terminal();
     let screen = if draws { Some(Screen::enter()?) } else { None };
     let mut sort = view.sort;
-    let mut last = read(client).await?;
+    let mut last = read(client, view).await?;
     let mut shown = 0;
     loop {
         if screen.is_some() {
@@ -149,7 +179,7 @@ pub(super) async fn run(
                 _ = tokio::signal::ctrl_c() => return Ok(()),
             }
         }
-        let now = read(client).await?;
+        let now = read(client, view).await?;
         let mut figures = figures(&last, &now, sort);
         last = now;
         if let Some(screen) = &screen {
@@ -173,9 +203,39 @@ pub(super) async fn run(
     }
 }
 
-async fn read(client: &Client) -> Result<Reading, Failure> {
-    let (status, traffic, drops) = (client.status().await?, client.traffic().await?, client.drops().await?);
-    Ok(Reading { at: Instant::now(), status, traffic, drops })
+async fn read(client: &Client, view: &View) -> Result<Reading, Failure> {
+    let (status, mut traffic, drops) =
+        (client.status().await?, client.traffic().await?, client.drops().await?);
+    traffic.services.retain(|one| view.wants(&one.namespace, &one.service));
+    let mut backends = Vec::new();
+    if let Some(name) = &view.service {
+        backends = client.backends().await?.backends;
+        backends.retain(|row| view.wants(&row.namespace, &row.service));
+        if traffic.services.is_empty() && backends.is_empty() {
+            return Err(Failure::NotFound(vec![format!("services {name:?}")]));
+        }
+    }
+    Ok(Reading { at: Instant::now(), status, traffic, drops, backends })
+}
+
+/// The backends with their rates of new connections, the busiest first.
+fn backends(before: &Reading, now: &Reading, rate: impl Fn(u64, u64) -> f64) -> Vec<BackendFigures> {
+    let key = |row: &BackendRow| {
+        let vip = SocketAddr::new(row.vip, row.service_port);
+        (vip, row.protocol.clone(), SocketAddr::new(row.backend.address, row.backend.port))
+    };
+    let count = |row: &BackendRow| row.forwarding.connections.unwrap_or(0);
+    let old: BTreeMap<_, u64> = before.backends.iter().map(|row| (key(row), count(row))).collect();
+    let figures = now.backends.iter().map(|row| {
+        let (vip, protocol, backend) = key(row);
+        let old = old.get(&key(row)).copied().unwrap_or(0);
+        let (connections, state) = (count(row), row.backend.state);
+        let connections_per_second = rate(connections, old);
+        BackendFigures { backend, vip, protocol, state, connections, connections_per_second }
+    });
+    let mut figures: Vec<BackendFigures> = figures.collect();
+    figures.sort_by(|a, b| b.connections_per_second.total_cmp(&a.connections_per_second));
+    figures
 }
 
 fn figures(before: &Reading, now: &Reading, sort: Sort) -> Figures {
@@ -248,6 +308,7 @@ fn figures(before: &Reading, now: &Reading, sort: Sort) -> Figures {
         interfaces: interfaces.collect(),
         drops,
         services,
+        backends: backends(before, now, rate),
     }
 }
 
@@ -308,6 +369,18 @@ fn text(figures: &Figures, style: Style) -> String {
         ]);
     }
     add(&services);
+    let mut backends = Table::new(&["BACKEND", "VIP", "PROTOCOL", "STATE", "CONNECTIONS", "NEW/S"]);
+    for one in &figures.backends {
+        backends.row([
+            one.backend.to_string(),
+            one.vip.to_string(),
+            one.protocol.clone(),
+            tables::state(one.state).to_owned(),
+            one.connections.to_string(),
+            short(one.connections_per_second),
+        ]);
+    }
+    add(&backends);
     text
 }
 
@@ -439,6 +512,7 @@ mod tests {
                     .into(),
                 punts: Vec::new(),
             },
+            backends: Vec::new(),
         }
     }
 

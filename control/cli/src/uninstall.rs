@@ -4,7 +4,7 @@
 //! It prints a line for each change to standard output, and the next steps to standard error. The exit code is 1 if
 //! something could not be removed.
 
-use std::io::{BufRead, IsTerminal as _, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,6 +14,9 @@ use tidegate_cluster::lease::{LEASE, UNINSTALLED};
 use tidegate_cluster::uninstall::{Options, Uninstalled, uninstall};
 use tidegate_model::config::{self, KubernetesConfig, SourceConfig};
 use tidegate_source::kubernetes::Connector;
+
+use super::args::maybe_empty;
+use super::query::confirmed_on_terminal;
 
 /// Options of `uninstall`.
 #[derive(Debug, Args)]
@@ -27,8 +30,8 @@ pub struct UninstallArgs {
     /// Continue if the API server refuses some of the changes
     #[arg(long)]
     keep_going: bool,
-    /// Kubeconfig of the cluster; default: $KUBECONFIG, ~/.kube/config or the service account of the Pod
-    #[arg(long, value_name = "FILE")]
+    /// Kubeconfig of the cluster; "" or no option: $KUBECONFIG, ~/.kube/config or the service account of the Pod
+    #[arg(long, value_name = "FILE", value_parser = maybe_empty())]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig to use
     #[arg(long, value_name = "NAME")]
@@ -48,12 +51,11 @@ pub(super) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
         of_config.unwrap_or_default();
     let lease_namespace = lease_namespace.unwrap_or(namespace);
     let options = Options { dry_run, keep_going, lease_namespace };
-    let kubeconfig = kubeconfig.or(of_config);
+    let kubeconfig = kubeconfig.filter(|path| !path.as_os_str().is_empty()).or(of_config);
     if !dry_run && !yes {
-        let stdin = std::io::stdin();
         let question = question(kubeconfig.as_deref(), context.as_deref());
-        let is_terminal = stdin.is_terminal();
-        if !confirmed(&question, is_terminal, &mut stdin.lock(), &mut std::io::stderr())? {
+        let accepted = "--yes, or --dry-run to see what would be released";
+        if !confirmed_on_terminal(&question, accepted)? {
             eprintln!("nothing was changed");
             return Ok(ExitCode::FAILURE);
         }
@@ -79,31 +81,8 @@ fn question(kubeconfig: Option<&Path>, context: Option<&str>) -> String {
     let kubeconfig = kubeconfig.map_or_else(String::new, |path| format!(" of {}", path.display()));
     format!(
         "This releases the addresses of all Services that gateways serve in the cluster of {context}{kubeconfig}, so \
-         clients can no longer reach these Services. Continue? [y/N] "
+         clients can no longer reach these Services. Continue?"
     )
-}
-
-/// Asks, and returns whether the answer is yes.
-///
-/// # Errors
-/// Nobody can answer because the input is not a terminal.
-fn confirmed(
-    question: &str,
-    is_terminal: bool,
-    input: &mut impl BufRead,
-    out: &mut impl Write,
-) -> anyhow::Result<bool> {
-    if !is_terminal {
-        bail!(
-            "uninstall asks for confirmation, but standard input is not a terminal; accepted: --yes, or --dry-run to \
-             see what would be released"
-        );
-    }
-    write!(out, "{question}")?;
-    out.flush()?;
-    let mut answer = String::new();
-    input.read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
 /// Reads `source.kubernetes` from a configuration.
@@ -160,24 +139,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_yes_confirms_and_it_needs_a_terminal() {
-        let ask = |is_terminal, answer: &str| {
-            let mut out = Vec::new();
-            let question = question(None, Some("prod"));
-            let confirmed = confirmed(&question, is_terminal, &mut answer.as_bytes(), &mut out);
-            (confirmed.map_err(|error| error.to_string()), String::from_utf8_lossy(&out).into_owned())
-        };
-        for (answer, is_yes) in
-            [("y\n", true), ("Yes\n", true), ("n\n", false), ("\n", false), ("", false), ("yess", false)]
-        {
-            let (confirmed, out) = ask(true, answer);
-            assert_eq!(confirmed, Ok(is_yes), "{answer:?}");
-            assert!(out.contains("context \"prod\""), "{out}");
-        }
-        let (confirmed, out) = ask(false, "y\n");
-        assert!(
-            confirmed.is_err_and(|why| why.contains("not a terminal; accepted: --yes")) && out.is_empty()
-        );
+    fn the_question_names_the_context() {
+        assert!(question(None, Some("prod")).contains("context \"prod\""));
     }
 
     #[test]

@@ -89,7 +89,7 @@ async fn broken_flows(client: &Client, ports: &[PortDiff]) -> anyhow::Result<Vec
     for ((namespace, name), ports) in of_services {
         let service =
             ServiceName { namespace: Some(namespace.to_owned()), name: name.to_owned(), port: None };
-        let query = FlowsQuery { service: Some(service), backend: None, client: None, limit: LIMIT_MAX };
+        let query = FlowsQuery { service: Some(service), limit: LIMIT_MAX, ..FlowsQuery::default() };
         let answer = client.flows(&query).await?;
         for port in ports {
             let vip = SocketAddr::new(port.vip, port.port);

@@ -6,8 +6,8 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use tidegate_cli::ExplainArgs;
+use clap::{CommandFactory, Parser, Subcommand};
+use tidegate_cli::{ExplainArgs, Program};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -24,6 +24,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Explain step by step what the gateway on this machine does with a packet
+    #[command(
+        after_help = "Examples:\n  tidegate explain --proto tcp --src 198.51.100.7:40000 --dst 203.0.113.1:80"
+    )]
     Explain(ExplainArgs),
     #[command(flatten)]
     Other(Box<tidegate_cli::Command>),
@@ -33,7 +36,7 @@ fn main() -> ExitCode {
     let Cli { command } = tidegate_cli::parse();
     let result = match command {
         Command::Explain(args) => args.run(),
-        Command::Other(command) => command.run(),
+        Command::Other(command) => command.run(|| Program { command: Cli::command(), dpdk: None }),
     };
     tidegate_cli::exit_code(result, |text| eprintln!("error: {text}"))
 }

@@ -18,6 +18,7 @@ fn the_plugin_calls_itself_as_kubectl_does() {
     let help = Command::new(PLUGIN).args(["services", "--help"]).output().expect("it runs");
     let text = String::from_utf8_lossy(&help.stdout);
     assert!(help.status.success() && text.contains("Usage: kubectl tidegate services"), "{text}");
+    assert!(text.contains("\n  kubectl tidegate services shop/web"), "so do its examples: {text}");
     // Queries work as usual; this daemon does not exist.
     let socket = directory.path().join("none.sock");
     let output = Command::new(PLUGIN).args(["pools", "--socket"]).arg(socket).output().expect("it runs");
@@ -116,7 +117,18 @@ fn the_plugin_queries_the_api_server_from_a_workstation() {
         assert!(err.contains("the definition of AddressPool is being deleted"), "{command}: {err}");
     }
     let (code, _, err) = run(&["flows"]);
-    assert!(code == Some(1) && err.contains("only a gateway has flows"), "{err}");
+    assert!(code == Some(2) && err.contains("unexpected argument '--kubeconfig'"), "{err}");
+    // "" is the default kubeconfig, here that of the variable.
+    let default = Command::new(PLUGIN)
+        .args(["services", "shop/web", "--kubeconfig", ""])
+        .env("KUBECONFIG", &kubeconfig)
+        .env_remove("TIDEGATE_SOCKET")
+        .output()
+        .expect("it runs");
+    assert!(default.status.success(), "{}", String::from_utf8_lossy(&default.stderr));
+    assert!(String::from_utf8_lossy(&default.stdout).contains("203.0.113.5"));
+    let (code, _, err) = run(&["services", "other/web"]);
+    assert!(code == Some(1) && err.contains("services \"other/web\" not found"), "{err}");
 }
 
 #[test]

@@ -20,7 +20,8 @@ use crate::explain::{Circumstances, explain, pool_of, refusal};
 #[derive(Debug, Args)]
 pub(super) struct ExplainCommand {
     /// Use this configuration and its manifests instead of a running gateway; all backends count as healthy
-    #[arg(short, long, value_name = "FILE", conflicts_with = "socket")]
+    #[arg(short, long, value_name = "FILE", num_args = 0..=1, default_missing_value = tidegate_cli::CONFIG,
+        conflicts_with = "socket")]
     config: Option<PathBuf>,
     #[command(flatten)]
     of_gateway: ExplainArgs,

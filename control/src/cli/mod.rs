@@ -18,7 +18,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use tidegate_cli::Program;
 
 use crate::logging::{self, LogFormat};
 
@@ -47,12 +48,20 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the gateway; SIGHUP reloads the configuration, SIGTERM stops it
+    #[command(after_help = "Examples:\n  tidegate run -c gateway.yaml")]
     Run(ConfigArg),
     /// Validate the configuration and the manifests; exit with 2 if anything is refused
-    Check(ConfigArg),
+    #[command(after_help = "Examples:\n  tidegate check\n  tidegate check -c gateway.yaml -o json")]
+    Check(CheckArgs),
     /// Run a packet capture through the gateway's packet processing, without NICs or root
+    #[command(
+        after_help = "Examples:\n  tidegate replay -c gateway.yaml --in client.pcapng --out sent.pcap --json"
+    )]
     Replay(replay::ReplayArgs),
     /// Explain step by step what the gateway does with a packet
+    #[command(
+        after_help = "Examples:\n  tidegate explain --proto tcp --src 198.51.100.7:40000 --dst 203.0.113.1:80\n  tidegate explain -c gateway.yaml --proto udp --src [2001:db8::7]:5000 --dst [2001:db8:1::1]:53"
+    )]
     Explain(explain::ExplainCommand),
     #[command(flatten)]
     FirstAid(tidegate_doctor::Command),
@@ -64,8 +73,17 @@ enum Command {
 #[derive(Debug, Clone, Args)]
 struct ConfigArg {
     /// Configuration file of the gateway
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", default_value = tidegate_cli::CONFIG)]
     config: PathBuf,
+}
+
+/// Arguments of `check`.
+#[derive(Debug, Args)]
+struct CheckArgs {
+    #[command(flatten)]
+    config: ConfigArg,
+    #[command(flatten)]
+    output: check::CheckOutput,
 }
 
 /// Runs the given command and returns the exit code.
@@ -84,10 +102,45 @@ fn run(command: Command, log_format: LogFormat) -> anyhow::Result<ExitCode> {
             logging::start(log_format).context("cannot redirect standard error")?;
             crate::daemon::run(&args.config)
         }
-        Command::Check(args) => check::run(&args.config),
+        Command::Check(CheckArgs { config, output }) => check::run(&config.config, output),
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::FirstAid(command) => command.run(),
-        Command::Other(command) => command.run(),
+        Command::Other(command) => command
+            .run(|| Program { command: Cli::command(), dpdk: Some(tidegate_dataplane::dpdk_version()) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The examples of a command and its subcommands, each of which must have some.
+    fn examples(command: &clap::Command, found: &mut Vec<String>) {
+        for subcommand in command.get_subcommands() {
+            let help = subcommand.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let before = found.len();
+            found.extend(help.lines().filter_map(|line| line.strip_prefix("  ")).map(str::to_owned));
+            examples(subcommand, found);
+            assert!(found.len() > before, "{} has no example", subcommand.get_name());
+        }
+    }
+
+    #[test]
+    fn every_command_has_examples_that_it_accepts() {
+        let mut found = Vec::new();
+        examples(&Cli::command(), &mut found);
+        assert!(found.len() > 25, "{found:?}");
+        for example in found {
+            let words = example.split(" > ").next().unwrap_or_default().split(' ');
+            if let Err(error) = Cli::try_parse_from(words) {
+                panic!("{example}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
     }
 }

@@ -30,7 +30,7 @@ use super::load;
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
     /// Configuration file of the gateway
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", default_value = tidegate_cli::CONFIG)]
     config: PathBuf,
     /// Capture file to read: pcap or pcapng, Ethernet
     #[arg(long = "in", value_name = "IN.pcap")]

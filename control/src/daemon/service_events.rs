@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_fails_is_one_event_with_the_reason_and_how_many_are_left() {
+    fn a_failed_backend_is_one_event_with_its_reason_and_what_is_left() {
         let mut events = ServiceEvents::default();
         let started = round(&mut events, vec![service(three(BackendWhy::Ready))], 1);
         assert_eq!(started, [(Reason::GatewayStarted, String::new())]);
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(down.reason, Reason::BackendDown);
         assert_eq!(down.message, "backend down: health check: connection refused; 2 of 3 left");
         assert!(events.update(&failed, |_| true, at(3)).is_empty(), "nothing changed");
-        let key = ObjectKey::new("default", "web");
+        let key = ObjectKey::new("shop", "web");
         assert_eq!(events.since(&key).backend(&failed[0].ports[0].backends[0]), Some(at(2)));
         assert_eq!(events.since(&key).backend(&failed[0].ports[0].backends[1]), Some(at(1)));
         let up = round(&mut events, vec![service(three(BackendWhy::Ready))], 4);
@@ -383,11 +383,11 @@ mod tests {
         let mut events = ServiceEvents::default();
         round(&mut events, Vec::new(), 1);
         let added = round(&mut events, vec![service(three(BackendWhy::Ready))], 2);
-        assert_eq!(added, [(Reason::ServiceAdded, "default/web".to_owned())]);
-        let key = ObjectKey::new("default", "web");
+        assert_eq!(added, [(Reason::ServiceAdded, "shop/web".to_owned())]);
+        let key = ObjectKey::new("shop", "web");
         assert_eq!((events.since(&key).seen, events.since(&key).state), (Some(at(2)), Some(at(2))));
         let withdrawn = round(&mut events, Vec::new(), 3);
-        assert_eq!(withdrawn, [(Reason::ServiceWithdrawn, "default/web".to_owned())]);
+        assert_eq!(withdrawn, [(Reason::ServiceWithdrawn, "shop/web".to_owned())]);
         assert_eq!(events.since(&key).seen, None);
     }
 
@@ -407,8 +407,8 @@ mod tests {
             [
                 named(Reason::VipAdded, "203.0.113.2"),
                 named(Reason::VipRemoved, VIP),
-                named(Reason::ServiceChanged, "default/web"),
-                named(Reason::FailOpenBegun, "default/web"),
+                named(Reason::ServiceChanged, "shop/web"),
+                named(Reason::FailOpenBegun, "shop/web"),
                 named(Reason::BackendRemoved, "10.0.0.1:8080"),
             ]
         );

@@ -424,7 +424,8 @@ fn deliver(
         let most = mss::most(service.vip.family(), usize::from(mtu), service.mss_limit);
         draft.step("segment size", text::segment_size(most, service.mode));
     }
-    reply::walk(snapshot, about, packet, (service, backend), &mut draft.0.reply);
+    let assumes = about.assumes_neighbors;
+    draft.0.reply = reply::walk(snapshot, (neighbors, assumes), packet, (service, backend));
     if state == NeighborState::Unresolved && !about.assumes_neighbors {
         return Err((PacketVerdict::Drop, Refusal::NeighborUnresolved.as_str()));
     }

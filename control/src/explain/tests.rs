@@ -662,7 +662,7 @@ fn an_explanation_is_one_flat_json_object_and_round_trips() {
         let json = serde_json::to_value(&answer).expect("JSON");
         let keys: Vec<&String> = json.as_object().expect("an object").keys().collect();
         assert!(way.iter().chain(choice).all(|key| json[key].is_u64() || json[key].is_string()), "{keys:?}");
-        assert_eq!(keys.len(), 8 + choice.len() + way.len(), "{keys:?}");
+        assert_eq!(keys.len(), 9 + choice.len() + way.len(), "{keys:?}");
         assert_eq!(serde_json::from_value::<Explanation>(json).expect("its own JSON"), answer);
     }
     let refused = explained(&spec(vec![]), "203.0.113.1:80");

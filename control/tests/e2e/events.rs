@@ -47,7 +47,7 @@ fn on_switch(world: &World, arguments: &str) {
 }
 
 #[test]
-fn a_killed_backend_a_moved_manifest_and_an_unplugged_link_are_one_event_and_one_line_each() {
+fn a_killed_backend_a_moved_manifest_and_a_lost_link_are_one_event_each() {
     let _machine = alone();
     let services = manifests(&[1, 2]);
     let mut world = World::start(2, GatewayOptions::default(), &services);

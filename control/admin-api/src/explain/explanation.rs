@@ -113,7 +113,7 @@ pub struct Step {
 }
 
 impl fmt::Display for Explanation {
-    /// Writes the steps, one per line, then the verdict, then the steps of the reply.
+    /// Writes the steps, one per line, then those of the reply, then the verdict.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Packet { protocol, source, destination } = self.packet;
         writeln!(f, "{protocol} {source} -> {destination}, with snapshot generation {}", self.generation)?;
@@ -121,13 +121,15 @@ impl fmt::Display for Explanation {
         for (n, step) in self.steps.iter().enumerate() {
             writeln!(f, "{:>2}. {:width$}  {}", n + 1, step.step, step.found)?;
         }
+        let width = self.reply.iter().map(|s| s.step.len()).max().unwrap_or(0);
+        for step in &self.reply {
+            writeln!(f, "<=  {:width$}  {}", step.step, step.found)?;
+        }
         match self.backend {
             Some(backend) if self.verdict == PacketVerdict::Transmit => {
-                writeln!(f, "=> {} ({}) to {backend}", self.verdict, self.reason)?;
+                writeln!(f, "=> {} ({}) to {backend}", self.verdict, self.reason)
             }
-            _ => writeln!(f, "=> {} ({})", self.verdict, self.reason)?,
+            _ => writeln!(f, "=> {} ({})", self.verdict, self.reason),
         }
-        let width = self.reply.iter().map(|s| s.step.len()).max().unwrap_or(0);
-        self.reply.iter().try_for_each(|step| writeln!(f, "<= {:width$}  {}", step.step, step.found))
     }
 }

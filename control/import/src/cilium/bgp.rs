@@ -177,9 +177,9 @@ impl Reader<'_> {
     pub(super) fn advertisements(&mut self, object: &Object<'_>, configs: &BTreeMap<&str, PeerConfig>) {
         let selected = |config: &PeerConfig| config.advertisements.iter().any(|s| s.matches(&object.labels));
         if !configs.values().any(selected) {
-            let what = "no CiliumBGPPeerConfig in the input selects it; it is not converted";
-            self.notes.add(NoteKind::Decide, object.itself(), what);
-            return;
+            let what = "no CiliumBGPPeerConfig in the input selects it, so it is not converted";
+            let what = format!("{} {}: {what}", object.kind, object.name);
+            return self.notes.add(NoteKind::Decide, object.itself(), what);
         }
         if !configs.values().all(selected) {
             let what = "every peer gets the routes, although only some peer configurations select this advertisement";

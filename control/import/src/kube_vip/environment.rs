@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use tidegate_model::yaml::Field;
+use tidegate_model::yaml::{Field, Node, Value};
 
 use crate::bgp;
 use crate::note::{NoteKind, Notes};
@@ -63,8 +63,15 @@ pub(super) struct Environment<'a> {
 }
 
 impl<'a> Environment<'a> {
-    /// The environment of a container; `None` if it has none.
+    /// The environment of a container; `None` if it is not one of kube-vip.
     pub(super) fn of(container: &Field<'a>, notes: &Notes) -> Option<Self> {
+        let is_known = |item: &Node| {
+            item.entry("name").and_then(|name| name.node.text()).is_some_and(|name| FOUND_BY.contains(&name))
+        };
+        let env = &container.node.entry("env")?.node.value;
+        if !matches!(env, Value::Sequence(items) if items.iter().any(is_known)) {
+            return None;
+        }
         let variables = container.fields()?.items("env").into_iter().filter_map(|item| {
             let fields = item.fields()?;
             let name = fields.required("name", "the name of a variable")?.string()?;
@@ -85,11 +92,6 @@ impl<'a> Environment<'a> {
             Some(Variable { name, field: value.unwrap_or(item), value: text.trim(), is_elsewhere })
         });
         Some(Self { variables: variables.collect(), read: RefCell::default() })
-    }
-
-    /// Whether the container is one of kube-vip.
-    pub(super) fn is_kube_vip(&self) -> bool {
-        self.variables.iter().any(|variable| FOUND_BY.contains(&variable.name))
     }
 
     /// A variable that is not empty.

@@ -37,8 +37,8 @@ pub(crate) fn convert(objects: &[Object<'_>], notes: &Notes) -> Draft {
         match (object.group, object.kind) {
             ("apps", "DaemonSet") | ("", "Pod") => {
                 let containers = containers(object);
-                let found = containers.iter().filter_map(|container| Environment::of(container, notes));
-                let found: Vec<Environment<'_>> = found.filter(Environment::is_kube_vip).collect();
+                let found: Vec<Environment<'_>> =
+                    containers.iter().filter_map(|container| Environment::of(container, notes)).collect();
                 for environment in &found {
                     *announce.get_or_insert_default() = of_environment(environment, notes, &mut draft);
                 }

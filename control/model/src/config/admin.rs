@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 
@@ -88,7 +88,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AdminConfig {
         config.metrics_per_backend =
             fields.get("metricsPerBackend").and_then(|f| f.boolean()).unwrap_or(true);
         config.events =
-            section(fields, "events", |events| Some(decode_events(events, files.base))).unwrap_or_default();
+            section(fields, "events", |events| Some(decode_events(events, files))).unwrap_or_default();
         config.healthz_networks = fields.items("healthzNetworks").iter().filter_map(Field::network).collect();
         let healthz_field = fields.get("healthz");
         if let Some(healthz) = healthz_field.as_ref().and_then(address) {
@@ -116,7 +116,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AdminConfig {
     config
 }
 
-fn decode_events(fields: &Fields<'_>, base: &Path) -> EventsConfig {
+fn decode_events(fields: &Fields<'_>, files: &Files<'_>) -> EventsConfig {
     let defaults = EventsConfig::default();
     let keep = fields.get("keep").and_then(|field| field.integer(KEEP));
     let accepted = "the path of a directory, or \"\" for none";
@@ -126,7 +126,7 @@ fn decode_events(fields: &Fields<'_>, base: &Path) -> EventsConfig {
         directory: match directory.map(str::trim) {
             None => defaults.directory,
             Some("") => EventsDirectory::None,
-            Some(path) => EventsDirectory::At(base.join(path)),
+            Some(path) => EventsDirectory::At(files.base.join(path)),
         },
     }
 }

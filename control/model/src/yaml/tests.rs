@@ -295,6 +295,21 @@ fn decoding_records_every_fault_and_continues() {
 }
 
 #[test]
+fn entries_that_were_not_read_are_listed_with_their_paths() {
+    let sheet = Sheet::new("a.yaml");
+    let documents =
+        sheet.documents("spec:\n  read: 1\n  known: 2\n  absent: null\n  labels: {a: b}\n  other: [3]\n");
+    let root = Field::document(&sheet, &documents[0]).fields().expect("a mapping");
+    let spec = root.mapping("spec").expect("a mapping");
+    assert!(spec.get("read").is_some());
+    spec.allow(&["known"]);
+    let unread: Vec<_> =
+        spec.unread().into_iter().map(|(entry, value)| (entry.at.line, value.path)).collect();
+    assert_eq!(unread, [(5, "spec.labels".to_owned()), (6, "spec.other".to_owned())]);
+    assert!(root.unread().is_empty());
+}
+
+#[test]
 fn durations_are_whole_numbers_with_units_largest_first() {
     for (text, ms) in
         [("2s", 2000), ("300s", 300_000), ("1m30s", 90_000), ("500ms", 500), ("1h1ms", 3_600_001), ("0s", 0)]

@@ -22,8 +22,8 @@ use hyper::{Method, Request, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
 use tidegate_admin_api::{AdminError, BackendRow, ErrorAnswer, Status, query};
-use tidegate_cli::output::Table;
-use tidegate_cli::{announce_tables, status_tables, tables};
+use tidegate_cli::output::{Table, refs};
+use tidegate_cli::{announce_tables, drops, status_tables, tables};
 use tidegate_http::{HttpResponse, Limits};
 use tidegate_model::config::PageToken;
 use tokio::sync::Semaphore;
@@ -149,13 +149,13 @@ fn view(backend: &impl AdminBackend, parameters: &str) -> Result<View, AdminErro
             (status_tables::facts(&status), tables)
         }
         "services" => {
-            let services = tables::services(&backend.services().services, Timestamp::now());
+            let services = tables::services(&refs(&backend.services().services), Timestamp::now());
             (Vec::new(), vec![("Services", services)])
         }
         "service" => (Vec::new(), service(backend, &mut status, parameters)?),
         "network" => (Vec::new(), network(&status)),
-        "pools" => (Vec::new(), vec![("Pools", tables::pools(&backend.pools().pools))]),
-        "drops" => (Vec::new(), vec![("Dropped and punted packets", tables::drops(&backend.drops()))]),
+        "pools" => (Vec::new(), vec![("Pools", tables::pools(&refs(&backend.pools().pools)))]),
+        "drops" => (Vec::new(), vec![("Dropped and punted packets", drops::table(&backend.drops()))]),
         _ => {
             let what = format!(
                 "no view {name:?}; accepted: view=overview, services, service (with service=NAMESPACE/NAME), network, \
@@ -194,8 +194,8 @@ fn service(
     let object = format!("Service {service}");
     status.findings.retain(|finding| finding.object == object);
     Ok(vec![
-        ("Service", tables::services(&services, Timestamp::now())),
-        ("Backends", tables::backends(&rows, Timestamp::now())),
+        ("Service", tables::services(&refs(&services), Timestamp::now())),
+        ("Backends", tables::backends(&refs(&rows), Timestamp::now())),
         ("Findings", status_tables::findings(&status.findings)),
     ])
 }

@@ -521,7 +521,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "admin: {events: {keep: 7}}",
-        "8:24: error: admin.events.keep: 7 is not accepted; accepted: a whole number from 100 to 100000",
+        "8:24: error: admin.events.keep: the number 7 is not accepted; accepted: a whole number from 100 to 100000",
     ),
     (
         "admin: {listen: '9469'}",

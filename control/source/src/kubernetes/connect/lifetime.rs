@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_needs_attention_in_the_last_tenth_of_its_lifetime_or_the_last_day() {
+    fn a_token_needs_attention_in_the_last_tenth_of_its_lifetime() {
         let at = |second| Timestamp::from_second(second).expect("in range");
         let hour = Lifetime::of_token(&token(r#"{"iat": 1000000, "exp": 1003600}"#)).expect("claims");
         assert_eq!(hour, Lifetime { expires: at(1_003_600), attention: at(1_003_240) });
