@@ -1,8 +1,7 @@
 //! `describe`: everything that a gateway knows about one Service, backend, pool, or about itself.
 //!
 //! A description is composed of the answers that the lists use. Its text has lines of facts, then tables, each below
-//! its title; the data formats print the answers themselves. Those of objects end with their findings
-//! ([`Description::findings`]); events of an object belong directly after them.
+//! its title; the data formats print the answers themselves. Findings and the latest events are at the end.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,15 +11,18 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tidegate_admin_api::{
-    BackendName, BackendRow, BackendViewState, Client, FindingView, FlowRow, FlowsQuery, LIMIT_MAX, PoolView,
-    ServiceView, Status,
+    BackendName, BackendRow, BackendViewState, Client, EventRow, EventsSelection, FindingView, FlowRow,
+    FlowsQuery, LIMIT_MAX, PoolView, ServiceView, Status,
 };
 
 use super::args::Common;
 use super::failure::Failure;
 use super::output::{Format, Style, Table, refs};
 use super::query::is_named;
-use super::{network, status_tables, tables};
+use super::{events, network, status_tables, tables};
+
+/// The maximum number of events of an object that are shown.
+const EVENTS_MAX: usize = 20;
 
 /// Options of `describe`.
 #[derive(Debug, Args)]
@@ -99,6 +101,14 @@ impl Description {
         Ok(())
     }
 
+    /// The latest of these events.
+    fn events<'a>(&mut self, all: impl Iterator<Item = &'a EventRow>) -> Result<(), Failure> {
+        let all: Vec<EventRow> = all.cloned().collect();
+        let latest = &all[all.len().saturating_sub(EVENTS_MAX)..];
+        self.table("Events", &events::table(latest));
+        self.data("events", &latest)
+    }
+
     fn findings(&mut self, findings: &[FindingView]) -> Result<(), Failure> {
         self.table("Findings", &status_tables::findings(findings));
         self.data("findings", &findings)
@@ -146,6 +156,7 @@ async fn services(client: &Client, name: &str) -> Result<Vec<Description>, Failu
     }
     let (status, backends) = (client.status().await?, client.backends().await?.backends);
     let traffic = client.traffic().await?.services;
+    let events = client.events(&EventsSelection::default()).await?.events;
     let describe = |service: &&ServiceView| {
         let mut all = Description::default();
         let key = format!("{}/{}", service.namespace, service.name);
@@ -181,6 +192,7 @@ async fn services(client: &Client, name: &str) -> Result<Vec<Description>, Failu
         all.data("traffic", &counted)?;
         let findings = answer.findings.iter().filter(|finding| finding.object == key);
         all.findings(&findings.cloned().collect::<Vec<_>>())?;
+        all.events(events.iter().filter(|event| event.service.as_ref() == Some(&key)))?;
         Ok(all)
     };
     found.iter().map(describe).collect()
@@ -249,6 +261,9 @@ async fn backend(client: &Client, name: BackendName) -> Result<Description, Fail
     all.data("backends", &rows)?;
     all.data("flows", &answer.flows.len())?;
     all.findings(&findings)?;
+    let name = name.to_string();
+    let events = client.events(&EventsSelection::default()).await?.events;
+    all.events(events.iter().filter(|event| event.kind == "backend" && event.name == name))?;
     Ok(all)
 }
 
@@ -313,5 +328,6 @@ async fn gateway(client: &Client) -> Result<Description, Failure> {
     all.data("routes", &routes)?;
     all.data("neighbors", &neighbors)?;
     all.data("pools", &pools)?;
+    all.events(client.events(&EventsSelection::default()).await?.events.iter())?;
     Ok(all)
 }

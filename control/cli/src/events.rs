@@ -107,7 +107,9 @@ fn print_one(event: &EventRow, style: Style, out: &mut impl Write) -> std::io::R
     }
 }
 
-fn table(events: &[EventRow]) -> Table {
+/// The table of events.
+#[must_use]
+pub fn table(events: &[EventRow]) -> Table {
     let mut table = Table::new(&["TIME", "LEVEL", "REASON", "OBJECT", "SERVICE", "MESSAGE", "+DETAILS"]);
     events.iter().for_each(|event| add(&mut table, event));
     table

@@ -21,7 +21,7 @@ mod crds;
 mod describe;
 mod drain;
 pub mod drops;
-mod events;
+pub mod events;
 mod explain;
 mod failure;
 mod flows;
@@ -58,6 +58,9 @@ pub enum Command {
     #[command(after_help = "Examples:\n  tidegate crds --dir deploy/kubernetes/crds")]
     Crds(crds::CrdsArgs),
     /// Convert the resources of MetalLB, kube-vip or Cilium to a configuration and AddressPools
+    #[command(
+        after_help = "Examples:\n  tidegate import metallb metallb.yaml\n  tidegate import cilium --kubeconfig admin.conf -o imported"
+    )]
     Import(import::ImportArgs),
     /// Remove the finalizers, conditions and statuses that Tidegate wrote to a cluster
     #[command(

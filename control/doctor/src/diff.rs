@@ -24,7 +24,7 @@ pub struct DiffArgs {
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Admin socket of the gateway (admin.socket)
-    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    #[arg(long, value_name = "PATH", env = "TIDEGATE_SOCKET", default_value = SOCKET)]
     socket: PathBuf,
     #[command(flatten)]
     output: OutputArgs,

@@ -35,13 +35,17 @@ pub use machine::Machine;
 pub enum Command {
     /// Check this machine, the configuration and the API server: what is wrong, why it matters, what to type; exit with
     /// 1 if there is a fault
+    #[command(after_help = "Examples:\n  tidegate doctor\n  tidegate doctor -c gateway.yaml -o json")]
     Doctor(doctor::DoctorArgs),
     /// Write a commented configuration for this machine; an existing file is never overwritten
+    #[command(after_help = "Examples:\n  tidegate init --nic eth1 --pool 203.0.113.0/28 -o gateway.yaml")]
     Init(init::InitArgs),
     /// Show what a reload of the running gateway would change: Services, VIPs, modes, keys that need a restart, flows that
     /// would break; exit with 2 if the reload would be refused
+    #[command(after_help = "Examples:\n  tidegate diff -c gateway.yaml")]
     Diff(diff::DiffArgs),
     /// Write a tar file for support: status, metrics, log, findings of doctor, and the configuration without secrets
+    #[command(after_help = "Examples:\n  tidegate support-bundle -c gateway.yaml -o bundle.tar")]
     SupportBundle(bundle::BundleArgs),
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct Target {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Admin socket of the gateway [default: admin.socket of the configuration]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", env = "TIDEGATE_SOCKET")]
     pub(crate) socket: Option<PathBuf>,
 }
 

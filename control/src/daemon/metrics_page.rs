@@ -34,6 +34,7 @@ impl State {
         telemetry::render(&Sample {
             build: BuildSample {
                 version: env!("CARGO_PKG_VERSION"),
+                commit: tidegate_cli::COMMIT,
                 dpdk: &tidegate_dataplane::dpdk_version(),
                 gateway: &self.name,
             },

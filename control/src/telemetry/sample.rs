@@ -55,6 +55,8 @@ pub struct Sample<'a> {
 pub struct BuildSample<'a> {
     /// The version of the binary.
     pub version: &'a str,
+    /// The commit that was built.
+    pub commit: &'a str,
     /// The version of DPDK, as `rte_version()` returns it.
     pub dpdk: &'a str,
     /// `metadata.name` of the configuration.

@@ -21,9 +21,9 @@ use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
-use tidegate_admin_api::{AdminError, BackendRow, ErrorAnswer, Status, query};
+use tidegate_admin_api::{AdminError, BackendRow, ErrorAnswer, EventsSelection, Status, query};
 use tidegate_cli::output::{Table, refs};
-use tidegate_cli::{announce_tables, drops, status_tables, tables};
+use tidegate_cli::{announce_tables, drops, events, status_tables, tables};
 use tidegate_http::{HttpResponse, Limits};
 use tidegate_model::config::PageToken;
 use tokio::sync::Semaphore;
@@ -33,6 +33,8 @@ use crate::listener::Listener;
 
 /// How long the browser waits before it requests a view again, in milliseconds.
 const RETRY_MS: u32 = 2_000;
+/// The maximum number of events on the page.
+const EVENTS_MAX: usize = 200;
 /// Scripts, styles and requests only to this listener, and no page may embed this one.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
@@ -154,12 +156,13 @@ fn view(backend: &impl AdminBackend, parameters: &str) -> Result<View, AdminErro
         }
         "service" => (Vec::new(), service(backend, &mut status, parameters)?),
         "network" => (Vec::new(), network(&status)),
+        "events" => (Vec::new(), vec![("Events", recent_events(backend, None))]),
         "pools" => (Vec::new(), vec![("Pools", tables::pools(&refs(&backend.pools().pools)))]),
         "drops" => (Vec::new(), vec![("Dropped and punted packets", drops::table(&backend.drops()))]),
         _ => {
             let what = format!(
                 "no view {name:?}; accepted: view=overview, services, service (with service=NAMESPACE/NAME), network, \
-                 pools, drops"
+                 events, pools, drops"
             );
             return Err(AdminError::BadRequest(what));
         }
@@ -191,13 +194,21 @@ fn service(
     services.retain(|service| service.namespace == namespace && service.name == name);
     let mut rows: Vec<BackendRow> = backend.backends().backends;
     rows.retain(|row| row.namespace == namespace && row.service == name);
-    let object = format!("Service {service}");
-    status.findings.retain(|finding| finding.object == object);
+    status.findings.retain(|finding| finding.object == service);
     Ok(vec![
         ("Service", tables::services(&refs(&services), Timestamp::now())),
         ("Backends", tables::backends(&refs(&rows), Timestamp::now())),
         ("Findings", status_tables::findings(&status.findings)),
+        ("Events", recent_events(backend, Some(service))),
     ])
+}
+
+/// The latest events, newest first.
+fn recent_events(backend: &impl AdminBackend, service: Option<String>) -> Table {
+    let mut rows = backend.events(&EventsSelection { service, ..EventsSelection::default() }).events;
+    rows.reverse();
+    rows.truncate(EVENTS_MAX);
+    events::table(&rows)
 }
 
 /// Routers, other gateways and interfaces.

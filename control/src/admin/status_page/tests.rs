@@ -52,8 +52,13 @@ async fn each_view_has_the_tables_of_the_commands() {
     for (parameters, titles, cell) in [
         ("view=overview", &["Workers", "Interfaces", "Findings"][..], None),
         ("view=services", &["Services"], Some("203.0.113.1")),
-        ("view=service&service=default%2Fweb", &["Service", "Backends", "Findings"], Some("10.0.0.1:8080")),
+        (
+            "view=service&service=default%2Fweb",
+            &["Service", "Backends", "Findings", "Events"],
+            Some("10.0.0.1:8080"),
+        ),
         ("view=network", &["BGP peers", "Gateways that share flows", "Owners on layer 2", "Ports"], None),
+        ("view=events", &["Events"], None),
         ("view=pools", &["Pools"], Some("wide")),
         ("view=drops", &["Dropped and punted packets"], Some("no_route")),
     ] {

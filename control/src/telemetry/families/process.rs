@@ -7,9 +7,10 @@ use crate::telemetry::sample::BuildSample;
 
 /// Build information.
 pub(in crate::telemetry) fn build(page: &mut Exposition, build: &BuildSample<'_>) {
-    let help = "Always 1; the labels are the version of the binary, the version of DPDK, and the name of the gateway.";
-    page.gauge("tidegate_build_info", help, ["version", "dpdk", "gateway"])
-        .sample([build.version, build.dpdk, build.gateway], true);
+    let help = "Always 1; the labels are the version and the commit of the binary, the version of DPDK, and the name of \
+                the gateway.";
+    page.gauge("tidegate_build_info", help, ["version", "commit", "dpdk", "gateway"])
+        .sample([build.version, build.commit, build.dpdk, build.gateway], true);
 }
 
 /// Durations that workers, the slow path, the health checks and the daemon's loop recorded.

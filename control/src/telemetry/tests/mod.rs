@@ -180,7 +180,12 @@ struct World {
 impl World {
     fn sample(&self) -> Sample<'_> {
         Sample {
-            build: BuildSample { version: "1.2.3", dpdk: "DPDK 22.11.7", gateway: "edge-1" },
+            build: BuildSample {
+                version: "1.2.3",
+                commit: "0d7309f",
+                dpdk: "DPDK 22.11.7",
+                gateway: "edge-1",
+            },
             dataplane: DataplaneSample {
                 interfaces: &self.interfaces,
                 links: &self.links,
@@ -498,7 +503,11 @@ fn values_of_the_dataplane_are_those_of_the_sample() {
     let check = |name: &str, labels: &[(&str, &str)], expected: f64| {
         assert_eq!(page.value(&format!("tidegate_{name}"), labels), expected, "{name} {labels:?}");
     };
-    check("build_info", &[("version", "1.2.3"), ("dpdk", "DPDK 22.11.7"), ("gateway", "edge-1")], 1.0);
+    check(
+        "build_info",
+        &[("version", "1.2.3"), ("commit", "0d7309f"), ("dpdk", "DPDK 22.11.7"), ("gateway", "edge-1")],
+        1.0,
+    );
     check("packets_total", &[("interface", "uplink"), ("direction", "rx")], 10.0);
     check("bytes_total", &[("interface", "uplink"), ("direction", "rx")], 11.0);
     check("packets_total", &[("interface", "uplink"), ("direction", "tx")], 12.0);
