@@ -24,7 +24,7 @@ pub(super) const WORKER_HANGS: u32 = 4;
 const STARVED_HANGS: u32 = 20;
 /// The limit for the slow path, which may wait while the kernel installs thousands of routes.
 pub(super) const SLOW_PATH_HANGS: u32 = 30;
-/// A thread is given up if this many checks find no progress, unless it waits for a core.
+/// A thread is given up if this many checks find no progress, unless it waits for a core or in the kernel.
 const GIVEN_UP: u32 = 50;
 
 /// The state of one thread.
@@ -187,8 +187,9 @@ impl Check {
         {
             return self.change(true);
         }
-        // A new process would not get a core either.
-        if self.stalled >= GIVEN_UP && !self.is_given_up && !self.is_starved() {
+        // A new process would not get a core either, nor a lock of the kernel: while network namespaces with many
+        // devices are removed, requests for addresses and routes wait for seconds.
+        if self.stalled >= GIVEN_UP && !self.is_given_up && !self.is_starved() && !self.is_in_kernel() {
             self.is_given_up = true;
             return Found::GivenUp;
         }
@@ -198,9 +199,14 @@ impl Check {
     /// Whether it doesn't run because it gets no core.
     fn is_starved(&self) -> bool {
         let usage = usage(self.of.thread.load(Ordering::Relaxed));
-        let Some((before, (time, is_runnable))) = self.cpu_time.zip(usage) else { return false };
+        let Some((before, (time, state))) = self.cpu_time.zip(usage) else { return false };
         let enough = CHECK_EVERY * (self.stalled - 1) / 4;
-        is_runnable && time.saturating_sub(before) < enough
+        state == RUNNABLE && time.saturating_sub(before) < enough
+    }
+
+    /// Whether it waits in a system call that nothing interrupts.
+    fn is_in_kernel(&self) -> bool {
+        usage(self.of.thread.load(Ordering::Relaxed)).is_some_and(|(_, state)| state == UNINTERRUPTIBLE)
     }
 
     fn change(&mut self, is_hung: bool) -> Found {
@@ -226,16 +232,20 @@ impl Check {
     }
 }
 
-/// The CPU time of a thread of this process, and whether it is running or runnable.
-fn usage(thread: u32) -> Option<(Duration, bool)> {
+/// The states of threads in `/proc/PID/stat` (proc(5)): running or runnable, and in uninterruptible sleep.
+const RUNNABLE: char = 'R';
+const UNINTERRUPTIBLE: char = 'D';
+
+/// The CPU time of a thread of this process, and its state.
+fn usage(thread: u32) -> Option<(Duration, char)> {
     if thread == 0 {
         return None;
     }
     let read = |file| std::fs::read_to_string(format!("/proc/self/task/{thread}/{file}")).ok();
     let nanos = read("schedstat")?.split(' ').next()?.parse().ok()?;
     // The name in parentheses may contain anything.
-    let is_runnable = read("stat")?.rsplit(')').next()?.trim_start().starts_with('R');
-    Some((Duration::from_nanos(nanos), is_runnable))
+    let state = read("stat")?.rsplit(')').next()?.trim_start().chars().next()?;
+    Some((Duration::from_nanos(nanos), state))
 }
 
 #[cfg(test)]
@@ -337,7 +347,7 @@ mod tests {
             sleeping.recv().expect_err("nothing is sent");
         });
         let thread = thread_id.recv().expect("its number");
-        while usage(thread).is_none_or(|(_, is_runnable)| is_runnable) {
+        while usage(thread).is_none_or(|(_, state)| state == RUNNABLE) {
             std::thread::yield_now();
         }
         assert_eq!(hangs_at(thread, Duration::MAX), Some(WORKER_HANGS), "it sleeps");
