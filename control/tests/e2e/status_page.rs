@@ -3,11 +3,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use tidegate_netlab::GatewayOptions;
 use tidegate_netlab::modes::{all_paths, manifests};
+use tidegate_netlab::{GatewayOptions, wait_for};
 
 use crate::world::{World, beside_others};
+
+/// How long Chromium may take to show a view, on a busy machine.
+const SHOWN: Duration = Duration::from_secs(120);
 
 /// The address of a view.
 fn address(view: &str) -> String {
@@ -43,29 +47,37 @@ fn output_of(mut command: Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The document of a view, after its scripts have shown it.
-fn document(world: &World, directory: &Path, view: &str) -> String {
-    let mut command = chromium(world, directory);
-    command.arg("--dump-dom").arg(address(view));
-    output_of(command)
+/// Waits until the document of a view contains all of these, after its scripts have shown it.
+fn wait_for_document(world: &World, directory: &Path, view: &str, shown: &[&str]) {
+    let mut last = String::new();
+    let found = wait_for("the view", SHOWN, || {
+        let mut command = chromium(world, directory);
+        command.arg("--dump-dom").arg(address(view));
+        last = output_of(command);
+        shown.iter().all(|text| last.contains(text)).then_some(())
+    });
+    found.unwrap_or_else(|error| panic!("{view}: {shown:?}: {error:#}\n{last}"));
 }
 
 /// Takes a screenshot of this size, and returns its file.
 fn screenshot(world: &World, directory: &Path, view: &str, name: &str, size: (u32, u32)) -> PathBuf {
     let file = directory.join(name);
-    let mut command = chromium(world, directory);
-    command.arg(format!("--screenshot={}", file.display()));
-    command.arg(format!("--window-size={},{}", size.0, size.1));
-    if name.contains("dark") {
-        command.arg("--force-dark-mode");
-    }
-    command.arg(address(view));
-    output_of(command);
-    let image = std::fs::read(&file).expect("a screenshot");
+    // A page without data is smaller.
+    let image = wait_for("a screenshot that shows something", SHOWN, || {
+        let mut command = chromium(world, directory);
+        command.arg(format!("--screenshot={}", file.display()));
+        command.arg(format!("--window-size={},{}", size.0, size.1));
+        if name.contains("dark") {
+            command.arg("--force-dark-mode");
+        }
+        command.arg(address(view));
+        output_of(command);
+        std::fs::read(&file).ok().filter(|image| image.len() > 20_000)
+    });
+    let image = image.unwrap_or_else(|error| panic!("{name}: {error:#}"));
     // The width and height in the header of a PNG (section 11.2.2 of its specification).
     let number = |at: usize| u32::from_be_bytes(image[at..at + 4].try_into().expect("four bytes"));
     assert_eq!((&image[1..4], number(16), number(20)), (&b"PNG"[..], size.0, size.1), "{name}");
-    assert!(image.len() > 20_000, "{name} shows something: {} bytes", image.len());
     file
 }
 
@@ -79,20 +91,16 @@ fn a_browser_shows_services_backends_and_faults_live() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
 
-    let overview = document(&world, directory, "");
-    for shown in ["<title>lab - Tidegate</title>", "serving, ready", "Workers (1)", "Interfaces (1)"] {
-        assert!(overview.contains(shown), "{shown}: {overview}");
-    }
-    let list = document(&world, directory, "#services");
-    for service in &services {
-        let link = format!("href=\"#service=lab/{}\"", service.name);
-        assert!(list.contains(&link), "{link}: {list}");
-    }
-    let service = path.service;
-    let view = format!("#service=lab/{service}");
-    let one = document(&world, directory, &view);
-    assert!(one.contains("Backends (") && one.contains("Passing"), "{one}");
-    assert!(document(&world, directory, "#explain").contains("What happens to a packet"));
+    let of_gateway = ["<title>lab - Tidegate</title>", "serving, ready", "Workers (1)", "Interfaces (1)"];
+    wait_for_document(&world, directory, "", &of_gateway);
+    let links: Vec<String> =
+        services.iter().map(|service| format!("href=\"#service=lab/{}\"", service.name)).collect();
+    let links: Vec<&str> = links.iter().map(String::as_str).collect();
+    wait_for_document(&world, directory, "#services", &links);
+    let view = format!("#service=lab/{}", path.service);
+    wait_for_document(&world, directory, &view, &["Backends (", "Passing", "Events ("]);
+    wait_for_document(&world, directory, "#events", &["GatewayStarted"]);
+    wait_for_document(&world, directory, "#explain", &["What happens to a packet"]);
 
     let mut files = Vec::new();
     for (view, name, size) in [
