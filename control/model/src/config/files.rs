@@ -1,4 +1,4 @@
-//! The files that a configuration names: lists of `protection`, and the file of `selectionKey`.
+//! The files that a configuration names: lists of `protection`, and files with a secret.
 //!
 //! Other programs write these files at any time. A running gateway keeps the contents that it has read until all
 //! files are valid again. A starting gateway has no such contents, so the daemon saves a copy of each valid list, and
@@ -16,6 +16,8 @@ use crate::yaml::Field;
 
 /// The directory for copies in the state directory. It has a subdirectory for each gateway.
 const COPIES: &str = "lists";
+/// The maximum size of a file with a secret. Keys, passwords and tokens have at most a few hundred characters.
+const SECRET_FILE_BYTES_MAX: u64 = 4 << 10;
 
 /// A list that was read and has no fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +69,27 @@ impl<'a> Files<'a> {
             errors: Cell::new(0),
             own: None,
         }
+    }
+
+    /// Reads the file with a secret that `field` names, such as a mounted Secret. `read` gets its path and its text, and
+    /// reports a fault in it without repeating the text. No copy of it is kept.
+    pub(super) fn secret<T>(
+        &self,
+        field: &Field<'_>,
+        read: impl FnOnce(&Path, &str) -> Option<T>,
+    ) -> Option<T> {
+        let path = self.base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
+        self.keep_secret(field, &path);
+        let secret = match bounded_file::read(&path, SECRET_FILE_BYTES_MAX) {
+            // Text that is not UTF-8 is not a secret, and is reported as such.
+            Ok(bytes) => read(&path, &String::from_utf8_lossy(&bytes)),
+            Err(error) => {
+                field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
+                None
+            }
+        };
+        self.count(usize::from(secret.is_none()));
+        secret
     }
 
     /// Warns about a file with a secret that every user of this machine can read.

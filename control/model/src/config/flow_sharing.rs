@@ -5,7 +5,6 @@ use std::ops::RangeInclusive;
 
 use super::files::Files;
 use super::section::{secret_section, section};
-use crate::bounded_file;
 use crate::yaml::{Field, Fields};
 
 /// Which flows are shared.
@@ -66,8 +65,6 @@ const PEERS_MAX: usize = 64;
 const RATE: RangeInclusive<i64> = 100..=1_000_000;
 const KEY_ACCEPTED: &str =
     "64 hexadecimal digits, such as the output of `openssl rand -hex 32`, the same on all gateways";
-/// The maximum size of a key file. A key has 64 characters.
-const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
 
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> FlowSharingConfig {
     let mut config = FlowSharingConfig::default();
@@ -137,19 +134,7 @@ fn decode_key(fields: &Fields<'_>, files: &Files<'_>) -> Option<FlowSharingKey> 
             files.keep_inline_secret(value, text);
             key(value, text)
         }
-        (None, Some(file)) => {
-            let path = files.base.join(file.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
-            files.keep_secret(file, &path);
-            let key = match bounded_file::read(&path, KEY_FILE_BYTES_MAX) {
-                Ok(bytes) => key(file, &String::from_utf8_lossy(&bytes)),
-                Err(error) => {
-                    file.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
-                    None
-                }
-            };
-            files.count(usize::from(key.is_none()));
-            key
-        }
+        (None, Some(file)) => files.secret(file, |_, text| key(file, text)),
         (Some(_), Some(file)) => {
             file.error("both value and file are given", "either value or file");
             None

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use super::files::Files;
 use super::listen::{address, clash};
 use super::section::section;
-use crate::bounded_file;
 use crate::yaml::Fields;
 
 /// The validated `admin.page` section.
@@ -38,8 +37,6 @@ impl std::fmt::Debug for PageToken {
 
 const TOKEN_ACCEPTED: &str =
     "a file with 16 to 256 letters, digits, - and _, such as the output of `openssl rand -hex 16`";
-/// The maximum size of a token file.
-const TOKEN_FILE_BYTES_MAX: u64 = 4 << 10;
 
 /// `taken` are the addresses of the other listeners, with their keys.
 pub(super) fn decode(
@@ -51,21 +48,13 @@ pub(super) fn decode(
         let (field, file) = (fields.get("listen"), fields.get("tokenFile"));
         let listen = field.as_ref().and_then(address).flatten();
         let token = file.as_ref().map(|file| {
-            let path = files.base.join(file.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
-            files.keep_secret(file, &path);
-            let token = match bounded_file::read(&path, TOKEN_FILE_BYTES_MAX) {
-                Ok(bytes) => token(&String::from_utf8_lossy(&bytes)),
-                Err(error) => {
-                    file.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
-                    files.count(1);
-                    return None;
+            files.secret(file, |path, text| {
+                let token = token(text);
+                if token.is_none() {
+                    file.error(format_args!("{} contains no token", path.display()), TOKEN_ACCEPTED);
                 }
-            };
-            if token.is_none() {
-                file.error(format_args!("{} contains no token", path.display()), TOKEN_ACCEPTED);
-                files.count(1);
-            }
-            token
+                token
+            })
         });
         let (Some(field), Some(listen)) = (&field, listen) else {
             if let (None, Some(file)) = (&field, &file) {

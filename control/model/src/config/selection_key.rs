@@ -5,14 +5,10 @@ use tidegate_structures::selection_key::SelectionKey;
 
 use super::files::Files;
 use super::section::secret_section;
-use crate::bounded_file;
 use crate::yaml::{Field, Fields};
 
 const ACCEPTED: &str =
     "32 hexadecimal digits, such as the output of `openssl rand -hex 16`, the same on all gateways";
-
-/// The maximum size of a key file. A key has 32 characters.
-const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
 
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SelectionKey> {
     secret_section(parent, "selectionKey", |fields| {
@@ -29,7 +25,8 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<Selection
                 files.keep_inline_secret(&value, text);
                 key(&value, text)
             }
-            (None, Some(file)) => key_of_file(&file, files),
+            // A gateway with an outdated key would choose other backends than its peers, so no copy of the file is used.
+            (None, Some(file)) => files.secret(&file, |_, text| key(&file, text)),
             (None, None) => None,
         }
     })
@@ -42,22 +39,5 @@ fn key(field: &Field<'_>, text: &str) -> Option<SelectionKey> {
         let count = text.trim().chars().count();
         field.error(format_args!("the text of {count} characters is not a key"), ACCEPTED);
     }
-    key
-}
-
-/// Reads the key from a file, such as a mounted Secret, ignoring surrounding white space. No copy of it is kept: a
-/// gateway with an outdated key would choose other backends than its peers.
-fn key_of_file(field: &Field<'_>, files: &Files<'_>) -> Option<SelectionKey> {
-    let path = files.base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
-    files.keep_secret(field, &path);
-    let key = match bounded_file::read(&path, KEY_FILE_BYTES_MAX) {
-        // Text that is not UTF-8 is not a key, and is reported as such.
-        Ok(bytes) => key(field, &String::from_utf8_lossy(&bytes)),
-        Err(error) => {
-            field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
-            None
-        }
-    };
-    files.count(usize::from(key.is_none()));
     key
 }

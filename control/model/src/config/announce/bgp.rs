@@ -10,7 +10,6 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::attributes::{self, AGGREGATION_V4, AGGREGATION_V6};
-use crate::bounded_file;
 use crate::config::dataplane::once;
 use crate::config::files::Files;
 use crate::config::section::section;
@@ -20,7 +19,6 @@ use crate::yaml::{Field, Fields, Unknown};
 /// The maximum number of peers.
 const PEERS_MAX: usize = 64;
 const AGGREGATES_MAX: usize = 256;
-const PASSWORD_FILE_BYTES_MAX: u64 = 4 << 10;
 /// The maximum length of a TCP MD5 key on Linux (`TCP_MD5SIG_MAXKEYLEN`).
 const PASSWORD_BYTES_MAX: usize = 80;
 /// The accepted range of `holdTime`. RFC 4271 does not allow a shorter time.
@@ -221,31 +219,21 @@ fn peer(item: &Field<'_>, seen: &mut BTreeMap<IpAddr, String>, files: &Files<'_>
 
 /// Reads a password file. Errors never repeat its contents.
 fn password(field: &Field<'_>, files: &Files<'_>) -> Option<Secret> {
-    let path = files.base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
-    files.keep_secret(field, &path);
-    let read = match bounded_file::read(&path, PASSWORD_FILE_BYTES_MAX) {
-        Ok(bytes) => {
-            let text = String::from_utf8_lossy(&bytes).trim_end_matches(['\r', '\n']).to_owned();
-            let is_valid = (1..=PASSWORD_BYTES_MAX).contains(&text.len())
-                // BIRD's strings have no escapes.
-                && text.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"');
-            if !is_valid {
-                let what = format!("{} has no usable password ({} bytes)", path.display(), text.len());
-                field.error(what, PASSWORD);
-            } else if text.trim() != text {
-                let what = format!(
-                    "{}: the password begins or ends with a space; the router's password must have the space too",
-                    path.display()
-                );
-                field.warning(what, "a password without spaces around it");
-            }
-            is_valid.then(|| Secret::new(text))
+    files.secret(field, |path, text| {
+        let text = text.trim_end_matches(['\r', '\n']);
+        let is_valid = (1..=PASSWORD_BYTES_MAX).contains(&text.len())
+            // BIRD's strings have no escapes.
+            && text.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"');
+        if !is_valid {
+            let what = format!("{} has no usable password ({} bytes)", path.display(), text.len());
+            field.error(what, PASSWORD);
+        } else if text.trim() != text {
+            let what = format!(
+                "{}: the password begins or ends with a space; the router's password must have the space too",
+                path.display()
+            );
+            field.warning(what, "a password without spaces around it");
         }
-        Err(error) => {
-            field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
-            None
-        }
-    };
-    files.count(usize::from(read.is_none()));
-    read
+        is_valid.then(|| Secret::new(text))
+    })
 }
