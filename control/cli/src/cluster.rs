@@ -162,9 +162,7 @@ impl Query<'_> {
         if self.style.is_data() {
             self.style.print_data(out, object)?;
         } else {
-            table.row(object.cells(Timestamp::now()));
-            Style { no_headers: true, ..self.style }.print_last(out, table, 1)?;
-            table.remove_last();
+            self.style.print_below(out, table, object.cells(Timestamp::now()))?;
         }
         Ok(out.flush()?)
     }

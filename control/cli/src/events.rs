@@ -9,7 +9,9 @@ use tidegate_admin_api::{Client, EventRow, EventsSelection};
 use tidegate_model::time::whole_seconds;
 
 use super::args::Common;
+use super::drain::duration;
 use super::failure::Failure;
+use super::follow::print_object;
 use super::output::{Format, Style, Table};
 use super::query::report_if_empty;
 
@@ -48,9 +50,8 @@ fn service(text: &str) -> Result<String, String> {
 }
 
 fn since(text: &str) -> Result<SignedDuration, String> {
-    let duration =
-        tidegate_model::yaml::text::duration(text).and_then(|time| SignedDuration::try_from(time).ok());
-    duration.ok_or_else(|| format!("accepted: {}", tidegate_model::yaml::text::DURATION))
+    // It counts milliseconds in 64 bits, so it fits.
+    duration(text).map(|time| SignedDuration::try_from(time).unwrap_or(SignedDuration::MAX))
 }
 
 /// Returns the number of events.
@@ -69,7 +70,7 @@ async fn run(
     }
     let mut shown = table(&events);
     if style.is_data() {
-        events.iter().try_for_each(|event| print_one(event, style, out))?;
+        events.iter().try_for_each(|event| print_object(style, out, event))?;
     } else {
         out.write_all(shown.render(style.format == Format::Wide, !style.no_headers).as_bytes())?;
     }
@@ -84,26 +85,12 @@ async fn run(
         for event in client.events(&selected).await?.events {
             selected.after = event.number;
             count += 1;
-            if style.is_data() {
-                print_one(&event, style, out)?;
-                continue;
+            match style.is_data() {
+                true => print_object(style, out, &event)?,
+                // The first table determines the widths of the columns.
+                false => style.print_below(out, &mut shown, cells(&event))?,
             }
-            // The first table determines the widths of the columns.
-            add(&mut shown, &event);
-            Style { no_headers: true, ..style }.print_last(out, &shown, 1)?;
-            shown.remove_last();
         }
-    }
-}
-
-/// Prints an event as one line of JSON, or as one YAML document.
-fn print_one(event: &EventRow, style: Style, out: &mut impl Write) -> std::io::Result<()> {
-    match style.format {
-        Format::Yaml => {
-            writeln!(out, "---")?;
-            style.print_data(out, event)
-        }
-        _ => writeln!(out, "{}", serde_json::to_string(event)?),
     }
 }
 
@@ -111,15 +98,15 @@ fn print_one(event: &EventRow, style: Style, out: &mut impl Write) -> std::io::R
 #[must_use]
 pub fn table(events: &[EventRow]) -> Table {
     let mut table = Table::new(&["TIME", "LEVEL", "REASON", "OBJECT", "SERVICE", "MESSAGE", "+DETAILS"]);
-    events.iter().for_each(|event| add(&mut table, event));
+    events.iter().for_each(|event| table.row(cells(event)));
     table
 }
 
-fn add(table: &mut Table, event: &EventRow) {
+fn cells(event: &EventRow) -> [String; 7] {
     let EventRow { time, level, reason, kind, name, service, message, fields, .. } = event;
     let time = time.parse().map_or_else(|_| time.clone(), |time| whole_seconds(time).to_string());
     let details = fields.iter().map(|(name, value)| format!("{name}={value}"));
-    table.row([
+    [
         time,
         level.clone(),
         reason.clone(),
@@ -127,5 +114,5 @@ fn add(table: &mut Table, event: &EventRow) {
         service.clone().unwrap_or_default(),
         message.clone(),
         details.collect::<Vec<_>>().join(" "),
-    ]);
+    ]
 }

@@ -84,6 +84,22 @@ impl Style {
         Ok(())
     }
 
+    /// Prints a row below a table, aligned with the rows that it has. The table stays as it is.
+    ///
+    /// # Errors
+    /// The write to `out` failed.
+    pub(super) fn print_below(
+        self,
+        out: &mut impl Write,
+        table: &mut Table,
+        cells: impl IntoIterator<Item = String>,
+    ) -> io::Result<()> {
+        table.row(cells);
+        let printed = Self { no_headers: true, ..self }.print_last(out, table, 1);
+        table.rows.pop();
+        printed
+    }
+
     /// Prints a list in the format of kubectl: `kind: List` with `items`.
     ///
     /// # Errors
@@ -153,11 +169,6 @@ impl Table {
     pub(super) fn prepend<'a>(&mut self, header: &'static str, cells: impl IntoIterator<Item = &'a str>) {
         self.columns.insert(0, Column { header, wide: false });
         self.rows.iter_mut().zip(cells).for_each(|(row, cell)| row.insert(0, cell.to_owned()));
-    }
-
-    /// Removes the last row.
-    pub(super) fn remove_last(&mut self) {
-        self.rows.pop();
     }
 
     /// Whether the table has no rows.
