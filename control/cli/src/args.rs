@@ -42,17 +42,22 @@ impl OutputArgs {
 /// `--socket`.
 // The variable is not an `env` of clap: it would conflict with --kubeconfig.
 #[derive(Debug, Args)]
-pub(super) struct SocketArg {
+pub struct SocketArg {
     /// Admin socket of the gateway (admin.socket) [env: TIDEGATE_SOCKET] [default: /run/tidegate/tidegate.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
 
+/// The admin socket that the variable `TIDEGATE_SOCKET` names.
+#[must_use]
+pub fn socket_of_variable() -> Option<PathBuf> {
+    std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 impl SocketArg {
     /// The path; `None` if neither the option nor the variable names one.
     fn named(&self) -> Option<PathBuf> {
-        let variable = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
-        self.socket.clone().or_else(|| variable().map(PathBuf::from))
+        self.socket.clone().or_else(socket_of_variable)
     }
 
     /// Whether this is a kubectl plugin and no gateway runs on this machine.
@@ -62,7 +67,8 @@ impl SocketArg {
     }
 
     /// The client of the gateway, for a query that an API server can answer, too.
-    pub(super) fn client(&self) -> Client {
+    #[must_use]
+    pub fn client(&self) -> Client {
         Client::new(self.named().unwrap_or_else(|| SOCKET.into()))
     }
 

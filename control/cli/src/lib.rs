@@ -43,7 +43,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-pub use args::{CONFIG, OutputArgs, SOCKET};
+pub use args::{CONFIG, OutputArgs, SOCKET, SocketArg, socket_of_variable};
 pub use explain::ExplainArgs;
 pub use invocation::{REFUSED, exit_code, parse};
 pub use version::COMMIT;

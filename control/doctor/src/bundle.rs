@@ -23,7 +23,7 @@ use crate::network::Network;
 use crate::redact::Secrets;
 use crate::target::{Target, runtime};
 
-/// The queries, and the names of their answers. Events are a query of newer gateways.
+/// The queries, and the names of their answers.
 const QUERIES: [(&str, &str); 9] = [
     ("status.json", "/v1/status"),
     ("services.json", "/v1/services"),
@@ -150,8 +150,7 @@ async fn collect(machine: &Machine, target: &Target) -> Bundle {
     }
     let config = loaded.and_then(|loaded| loaded.config.or(loaded.draft));
     let default = || PathBuf::from(tidegate_cli::SOCKET);
-    let socket =
-        target.socket.clone().or_else(|| config.map(|config| config.admin.socket)).unwrap_or_else(default);
+    let socket = target.socket().or_else(|| config.map(|config| config.admin.socket)).unwrap_or_else(default);
     let client = Client::new(socket);
     for (name, query) in QUERIES {
         let answer = answer(&client, query).await;

@@ -13,7 +13,7 @@ use clap::Args;
 use serde::Serialize;
 use tidegate_admin_api::{Client, DiffAnswer, FlowRow, FlowsQuery, LIMIT_MAX, PortDiff, ServiceName};
 use tidegate_cli::output::{Table, print_answer};
-use tidegate_cli::{OutputArgs, REFUSED, SOCKET};
+use tidegate_cli::{OutputArgs, REFUSED, SocketArg};
 
 use crate::target::runtime;
 
@@ -23,9 +23,8 @@ pub struct DiffArgs {
     /// The changed configuration [default: the file with which the gateway was started]
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Admin socket of the gateway (admin.socket)
-    #[arg(long, value_name = "PATH", env = "TIDEGATE_SOCKET", default_value = SOCKET)]
-    socket: PathBuf,
+    #[command(flatten)]
+    socket: SocketArg,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -60,7 +59,7 @@ struct BrokenFlows {
 }
 
 pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::new(&args.socket);
+    let client = args.socket.client();
     let config = args.config.as_deref().map(std::path::absolute).transpose()?;
     let difference = runtime()?.block_on(async {
         let answer = client.diff(config.as_deref()).await?;

@@ -48,8 +48,8 @@ pub(super) async fn examine(machine: &Machine, target: &Target) -> anyhow::Resul
         }
     };
     let config = loaded.and_then(|loaded| loaded.config.or(loaded.draft)).unwrap_or_else(defaults);
-    let socket = target.socket.as_deref().unwrap_or(&config.admin.socket);
-    let gateway = status(socket).await;
+    let socket = target.socket().unwrap_or_else(|| config.admin.socket.clone());
+    let gateway = status(&socket).await;
     let network = Network::read().context("cannot read the kernel's links, addresses and routes")?;
     let subject = Subject { machine, network: &network, config: &config, gateway: gateway.as_ref() };
     findings.extend(checks::of_machine(&subject));
