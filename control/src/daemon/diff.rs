@@ -24,12 +24,9 @@ use tidegate_source::directory::DirectorySource;
 use tidegate_spec::Protocol;
 use tokio::sync::oneshot;
 
-use super::configuration;
 use super::reload::{fixed_parts_that_differ, other_parts_that_differ};
+use super::{configuration, low_priority};
 use crate::assemble;
-
-/// The nice value of the thread (`setpriority(2)`).
-const NICE: i32 = 19;
 
 /// The inputs of a trial. They share most of their memory with the state in use.
 pub(super) struct Trial {
@@ -63,14 +60,12 @@ impl Trials {
         let running = Arc::new(());
         self.0 = Arc::downgrade(&running);
         let work = move || {
-            // On Linux this affects only the calling thread. If it fails, the work is done at normal priority.
-            let _ = rustix::process::setpriority_process(None, NICE);
             let result = trial.run();
             drop(running);
             let _ = answer.send(Some(result));
         };
         // Without a thread, the sender is dropped, and the request fails.
-        if let Err(error) = thread::Builder::new().name("tg-diff".to_owned()).spawn(work) {
+        if let Err(error) = low_priority::spawn("tg-diff", work) {
             tracing::warn!(%error, "cannot start a thread to compare configurations");
         }
     }

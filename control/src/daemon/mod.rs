@@ -34,6 +34,7 @@ mod last_round;
 mod layer2;
 mod list_copies;
 mod loop_watchdog;
+mod low_priority;
 mod metrics_page;
 mod network_view;
 mod node_ports;

@@ -12,7 +12,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use tidegate_dataplane::gateway::KeptSnapshot;
@@ -23,8 +22,8 @@ use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-/// The nice value of the thread (`setpriority(2)`): it runs when no other process needs the CPU.
-const NICE: i32 = 19;
+use super::low_priority;
+
 /// The pause after a comparison, as a multiple of its duration, so that comparisons use at most 5 % of one CPU.
 const PAUSE_FACTOR: u32 = 20;
 
@@ -161,16 +160,14 @@ impl SelfCheck {
         let (result, ended) = oneshot::channel();
         let (counts, ends) = (Arc::clone(&self.counts), self.ends.clone());
         let work = move || {
-            // On Linux this affects only the calling thread. If it fails, the work is done at normal priority.
-            let _ = rustix::process::setpriority_process(None, NICE);
             let began = std::time::Instant::now();
             let (different, snapshot) = compare(subject, &counts);
             // If the daemon is stopping, there is no receiver.
             let _ = result.send(Done { took: began.elapsed(), different, snapshot });
             ends.send_replace(());
         };
-        match thread::Builder::new().name("tg-compare".to_owned()).spawn(work) {
-            Ok(_) => self.in_progress = Some(ended),
+        match low_priority::spawn("tg-compare", work) {
+            Ok(()) => self.in_progress = Some(ended),
             Err(error) => {
                 tracing::warn!(%error, "cannot start a thread to compare incremental results; retrying after selfCheck.interval");
             }
@@ -280,7 +277,7 @@ mod tests {
         assert_eq!(ended(&mut check), [Layer::Allocation]);
         // The thread sends the signal after its result, so that the receiver finds the result.
         let is_signalled = |_| {
-            thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
             over.has_changed().expect("the sender lives")
         };
         assert!((0..1_000).any(is_signalled), "no wake-up was sent");
