@@ -64,7 +64,8 @@ pub(super) fn pairs(selection: &Selection) -> Vec<(&'static str, String)> {
     let after = (selection.after > 0).then(|| ("after", selection.after.to_string()));
     let service = selection.service.clone().map(|service| ("service", service));
     let since = selection.since.map(|since| ("since", since.to_string()));
-    [after, service, since].into_iter().flatten().collect()
+    let latest = selection.latest.map(|latest| ("latest", latest.to_string()));
+    [after, service, since, latest].into_iter().flatten().collect()
 }
 
 /// Parses the query of a request for events.
@@ -80,11 +81,18 @@ pub fn selection(text: &str) -> Result<Selection, AdminError> {
     let since = query::value(text, "since").map(|value| {
         value.parse::<Timestamp>().map_err(|_| refuse("since", &value, "a time such as 2026-01-31T09:30:00Z"))
     });
+    let latest = query::value(text, "latest")
+        .map(|value| value.parse().map_err(|_| refuse("latest", &value, "a number of events")));
     let service = query::value(text, "service");
     if let Some(service) = service.as_ref().filter(|service| !service.contains('/')) {
         return Err(refuse("service", service, "NAMESPACE/NAME"));
     }
-    Ok(Selection { after: after.transpose()?.unwrap_or(0), service, since: since.transpose()? })
+    Ok(Selection {
+        after: after.transpose()?.unwrap_or(0),
+        service,
+        since: since.transpose()?,
+        latest: latest.transpose()?,
+    })
 }
 
 #[cfg(test)]
@@ -97,13 +105,14 @@ mod tests {
             after: 1_790_000_000_000_000,
             service: Some("shop/web".to_owned()),
             since: Some("2026-01-31T09:30:00Z".parse().expect("a time")),
+            latest: Some(20),
         };
         for written in [Selection::default(), all] {
             let pairs = pairs(&written);
             let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
             assert_eq!(selection(&query::encode(&pairs)).expect("valid"), written);
         }
-        for invalid in ["after=x", "since=yesterday", "service=web"] {
+        for invalid in ["after=x", "since=yesterday", "service=web", "latest=-1"] {
             let error = selection(invalid).expect_err(invalid).to_string();
             assert!(error.contains("accepted: "), "{error}");
         }

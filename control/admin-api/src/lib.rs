@@ -8,7 +8,7 @@
 //! | `GET /v1/status` | [`Status`] |
 //! | `GET /v1/services`, `backends` | [`ServicesAnswer`], [`BackendsAnswer`] |
 //! | `GET /v1/drops`, `traffic` | [`DropsAnswer`], [`TrafficAnswer`] |
-//! | `GET /v1/events?service=S&since=T&after=N` | [`EventsAnswer`] |
+//! | `GET /v1/events?service=S&since=T&after=N&latest=N` | [`EventsAnswer`] |
 //! | `GET /v1/pools` | [`PoolsAnswer`] |
 //! | `GET /v1/neighbors`, `routes` | [`NeighborsAnswer`], [`RoutesAnswer`] |
 //! | `GET /v1/flows?service=S&backend=B&client=A&limit=N` | [`FlowsAnswer`]; [`FlowsQuery`] has the keys |

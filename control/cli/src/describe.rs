@@ -328,6 +328,7 @@ async fn gateway(client: &Client) -> Result<Description, Failure> {
     all.data("routes", &routes)?;
     all.data("neighbors", &neighbors)?;
     all.data("pools", &pools)?;
-    all.events(client.events(&EventsSelection::default()).await?.events.iter())?;
+    let latest = EventsSelection { latest: Some(EVENTS_MAX), ..EventsSelection::default() };
+    all.events(client.events(&latest).await?.events.iter())?;
     Ok(all)
 }

@@ -62,7 +62,8 @@ async fn run(
     out: &mut impl Write,
 ) -> Result<usize, Failure> {
     let since = selection.since.and_then(|time| Timestamp::now().checked_sub(time).ok());
-    let mut selected = EventsSelection { after: 0, service: selection.service.clone(), since };
+    let mut selected =
+        EventsSelection { service: selection.service.clone(), since, ..EventsSelection::default() };
     let events = client.events(&selected).await?.events;
     if !selection.watch {
         style.print_list(out, &events, || table(&events))?;

@@ -19,6 +19,8 @@ pub struct Selection {
     pub service: Option<String>,
     /// Only events at this time or later.
     pub since: Option<Timestamp>,
+    /// Only this many of them, the latest.
+    pub latest: Option<usize>,
 }
 
 impl Selection {
@@ -90,7 +92,11 @@ impl Kept {
     /// The selected events, oldest first.
     pub(crate) fn select(&self, selection: &Selection) -> Vec<Arc<Event>> {
         let later = self.events.range(selection.after.saturating_add(1)..).map(|(_, event)| event);
-        later.filter(|event| selection.has(event)).cloned().collect()
+        let latest =
+            later.rev().filter(|event| selection.has(event)).take(selection.latest.unwrap_or(usize::MAX));
+        let mut selected: Vec<_> = latest.cloned().collect();
+        selected.reverse();
+        selected
     }
 }
 
@@ -135,11 +141,12 @@ mod tests {
             kept.select(selection).iter().map(|event| event.number).collect::<Vec<_>>()
         };
         assert_eq!(numbers(&Selection { after: 4, ..Selection::default() }), [5, 6]);
-        let of_shop = Selection { after: 1, service: Some("shop/web".to_owned()), since: None };
+        let of_shop = Selection { after: 1, service: Some("shop/web".to_owned()), ..Selection::default() };
         assert_eq!(numbers(&of_shop), [2, 3]);
         let later = Timestamp::now().as_second() + 60;
         let since = Timestamp::from_second(later).ok();
         assert!(numbers(&Selection { since, ..Selection::default() }).is_empty());
         assert!(numbers(&Selection { after: u64::MAX, ..Selection::default() }).is_empty());
+        assert_eq!(numbers(&Selection { latest: Some(2), ..Selection::default() }), [5, 6]);
     }
 }

@@ -205,9 +205,9 @@ fn service(
 
 /// The latest events, newest first.
 fn recent_events(backend: &impl AdminBackend, service: Option<String>) -> Table {
-    let mut rows = backend.events(&EventsSelection { service, ..EventsSelection::default() }).events;
+    let selection = EventsSelection { service, latest: Some(EVENTS_MAX), ..EventsSelection::default() };
+    let mut rows = backend.events(&selection).events;
     rows.reverse();
-    rows.truncate(EVENTS_MAX);
     events::table(&rows)
 }
 
