@@ -15,9 +15,10 @@ use clap::Args;
 use ipnet::IpNet;
 use tidegate_model::config;
 use tidegate_model::yaml::text::is_rfc1123_subdomain;
+use tidegate_wire::Addr;
 
 use crate::machine::{Machine, show_cpus};
-use crate::network::{Link, Network, is_link_local};
+use crate::network::{Link, Network};
 
 /// Packet memory if there is plenty, and if there is little.
 const MEMORY_MIB: [u64; 2] = [1024, 256];
@@ -193,7 +194,7 @@ fn routes(network: &Network, addresses: &[IpNet], line: &mut impl FnMut(&str)) {
     } else {
         line(&format!("  routes: [{}]", items.join(", ")));
     }
-    if let Some(router) = routers().find(|ip| is_link_local(**ip)) {
+    if let Some(router) = routers().find(|ip| Addr::from(**ip).is_link_local()) {
         line(&format!(
             "  # The kernel's router {router} is link-local: give it an address in the interface's network."
         ));

@@ -6,8 +6,8 @@
 //! running gateway.
 //!
 //! May depend on: `tidegate-cli` (output), `tidegate-admin-api` (the admin socket), `tidegate-source` (the connection to
-//! the API server), `tidegate-model` (the configuration), `tidegate-host` (rtnetlink). May not: DPDK, the dataplane, the
-//! daemon. So all of it works before the first `run`, and beside a running gateway.
+//! the API server), `tidegate-model` (the configuration), `tidegate-host` (rtnetlink), `tidegate-wire` (addresses). May
+//! not: DPDK, the dataplane, the daemon. So all of it works before the first `run`, and beside a running gateway.
 //!
 //! Invariants: nothing here changes the machine, the gateway or the cluster, except the file that the operator names;
 //! no secret is printed or written.

@@ -15,6 +15,7 @@ use netlink_packet_route::neighbour::{
 };
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use tidegate_host::rtnetlink::Connection;
+use tidegate_wire::{Addr, MacAddr};
 
 /// The kernel's main routing table.
 const MAIN_TABLE: u8 = 254;
@@ -91,7 +92,7 @@ impl Network {
     /// The addresses of a link, except those that the kernel derives from its MAC address.
     pub(crate) fn addresses_of(&self, link: &Link) -> impl Iterator<Item = IpNet> {
         let own = self.addresses.iter().filter(move |(index, _)| *index == link.index);
-        own.map(|(_, net)| *net).filter(|net| !is_link_local(net.addr()))
+        own.map(|(_, net)| *net).filter(|net| !Addr::from(net.addr()).is_link_local())
     }
 }
 
@@ -104,13 +105,6 @@ pub(crate) fn neighbors(kernel: &mut Connection) -> io::Result<Vec<Neighbor>> {
         _ => None,
     });
     Ok(known.collect())
-}
-
-pub(crate) fn is_link_local(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    }
 }
 
 fn link(message: &LinkMessage) -> Link {
@@ -190,7 +184,7 @@ fn neighbor(message: &NeighbourMessage) -> Option<Neighbor> {
         _ => None,
     })?;
     let mac = message.attributes.iter().find_map(|attribute| match attribute {
-        NeighbourAttribute::LinkLayerAddress(bytes) if bytes.len() == 6 => Some(show_mac(bytes)),
+        NeighbourAttribute::LinkLayerAddress(bytes) => Some(MacAddr(bytes.as_slice().try_into().ok()?)),
         _ => None,
     });
     let state = message.header.state;
@@ -200,10 +194,10 @@ fn neighbor(message: &NeighbourMessage) -> Option<Neighbor> {
         NeighbourState::Incomplete | NeighbourState::Failed | NeighbourState::Noarp | NeighbourState::None
     );
     let has_failed = state == NeighbourState::Failed;
-    Some(Neighbor { ip, link: message.header.ifindex, mac: mac.filter(|_| !is_unknown), has_failed })
-}
-
-fn show_mac(bytes: &[u8]) -> String {
-    let parts: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    parts.join(":")
+    Some(Neighbor {
+        ip,
+        link: message.header.ifindex,
+        mac: mac.filter(|_| !is_unknown).map(|mac| mac.to_string()),
+        has_failed,
+    })
 }
