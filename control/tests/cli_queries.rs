@@ -223,6 +223,9 @@ impl AdminBackend for Daemon {
         BackendsAnswer {
             backends: BackendRow::of_services(&services(), |_, b| BackendForwarding {
                 connections: (b.port == 8080).then_some(5),
+                active: (b.port == 8080).then_some(2),
+                packets: (b.port == 8080).then_some(40),
+                bytes: (b.port == 8080).then_some(4_000),
                 path_mtu: (b.port == 8080).then_some(1480),
                 set_aside_workers: (b.address == ip("10.0.0.1")).then_some(2),
             }),

@@ -15,7 +15,9 @@ use common::*;
 use tidegate_conntrack::Phase;
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::drivers::{FrameBatch, PortQueue};
-use tidegate_dataplane::gateway::{OnFailure, OnHang, WorkerPool, WorkerPoolConfig, WorkerState};
+use tidegate_dataplane::gateway::{
+    BackendFlowStats, OnFailure, OnHang, WorkerPool, WorkerPoolConfig, WorkerState,
+};
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_dataplane::topology::{Idle, WorkerPlacement};
 use tidegate_dataplane::worker::pending_neighbor::FRAMES_PER_NEIGHBOR;
@@ -479,6 +481,10 @@ fn states_published_under_load_lose_no_frame_and_are_applied_by_all() {
         let mut next = spec(generation);
         let state = if generation % 2 == 0 { BackendState::Draining } else { BackendState::Active };
         next.services[1].backends[0].state = state;
+        // Another address is another backend, which gets the index of the former one.
+        if generation % 3 == 0 {
+            next.services[0].backends[0].address = ip(CLIENT_IP);
+        }
         let published = worker_pool.publish(&next).unwrap();
         assert_eq!((published.generation, published.problems.len()), (generation, 0));
     }
@@ -494,7 +500,9 @@ fn states_published_under_load_lose_no_frame_and_are_applied_by_all() {
     let services = worker_pool.service_stats();
     let direct = services.iter().find(|service| service.name == "direct").unwrap();
     let packets = direct.traffic.map(|one| one.packets);
-    assert_eq!(packets, [offered, 0], "counted across all generations");
+    assert_eq!(packets, [offered, 0], "counted across all generations and backends");
+    let last = direct.backends[0].traffic[0].packets;
+    assert!(0 < last && last < offered, "the last backend got {last} of {offered} packets");
     assert!(worker_pool.healthy());
 }
 
@@ -513,7 +521,7 @@ fn a_spec_that_cannot_be_is_refused_and_the_last_one_stays() {
 }
 
 #[test]
-fn ports_in_use_are_counted_while_the_worker_runs() {
+fn flows_of_backends_are_counted_while_the_worker_runs() {
     let (wire, worker_pool) = worker_pool(2, 256, None);
     for n in 0..100 {
         assert!(wire.offer(n as usize % 2, &syn(2000 + n, VIP_FULLNAT)));
@@ -524,18 +532,26 @@ fn ports_in_use_are_counted_while_the_worker_runs() {
         sent += (0..2).map(|queue| ip_packets(&wire, queue)).sum::<u64>();
         sent == 200
     });
-    let ports = worker_pool.snat_ports(std::time::Duration::from_secs(20));
-    assert_eq!(ports.len(), 1, "{ports:?}");
-    let opening = ports[0].ports.iter().find(|(phase, _)| *phase == Phase::Opening);
-    assert_eq!(opening, Some(&(Phase::Opening, 100)), "the first reading is current");
-    assert_eq!(ports[0].address, ip(SNAT).into());
-    assert_eq!(ports[0].ports.iter().map(|(_, count)| count).sum::<u64>(), 100);
+    let wait = std::time::Duration::from_secs(20);
+    let counted = worker_pool.backend_flows(wait);
     let services = worker_pool.service_stats();
-    let translated = services.iter().find(|service| service.name == "translated").unwrap();
-    assert_eq!(ports[0].backend, translated.backends[0].id);
+    let of_service = |name: &str| {
+        let backends = &services.iter().find(|service| service.name == name).unwrap().backends;
+        let all: Vec<_> =
+            counted.iter().filter(|one| backends.iter().any(|backend| backend.id == one.backend)).collect();
+        let opening = |one: &&BackendFlowStats| {
+            one.flows.iter().find(|(phase, _)| *phase == Phase::Opening).map_or(0, |&(_, count)| count)
+        };
+        assert_eq!(all.iter().map(opening).sum::<u64>(), 100, "the first reading is current: {counted:?}");
+        let flows = all.iter().flat_map(|one| one.flows).map(|(_, count)| count).sum::<u64>();
+        assert_eq!(flows, 100, "all flows are opening");
+        all.iter().map(|one| one.local).collect::<Vec<_>>()
+    };
+    assert_eq!(of_service("translated"), [Some(ip(SNAT).into())]);
+    assert!(of_service("direct").iter().all(Option::is_none));
     // A caller that doesn't wait gets the last count. The next count is current again.
-    assert_eq!(worker_pool.snat_ports(std::time::Duration::ZERO), ports);
-    assert_eq!(worker_pool.snat_ports(std::time::Duration::from_secs(20)), ports);
+    assert_eq!(worker_pool.backend_flows(std::time::Duration::ZERO), counted);
+    assert_eq!(worker_pool.backend_flows(wait), counted);
 }
 
 #[test]

@@ -62,6 +62,15 @@ pub struct BackendForwarding {
     /// The number of new flows sent to it; absent if it is in no snapshot yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
+    /// Its established flows; absent if it is in no snapshot yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active: Option<u64>,
+    /// Packets forwarded to it and, except in the DSR modes, from it; absent if it is in no snapshot yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packets: Option<u64>,
+    /// Bytes of these packets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
     /// The path MTU of its tunnel in bytes, outer header included, as a router reported it; absent if
     /// none was reported in the last ten minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -54,6 +54,9 @@ impl AdminBackend for Daemon {
         BackendsAnswer {
             backends: BackendRow::of_services(&[service_view()], |_, _| BackendForwarding {
                 connections: Some(5),
+                active: Some(2),
+                packets: Some(40),
+                bytes: Some(4_000),
                 path_mtu: Some(1480),
                 set_aside_workers: None,
             }),

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use tidegate_announce::status::Status as AnnounceStatus;
+use tidegate_dataplane::gateway::BackendFlowStats;
 
 use super::flow_sharing::Shown;
 use super::layer2::Layer2View;
@@ -14,10 +15,15 @@ use crate::telemetry::{
     RoundSample, Sample,
 };
 
-/// How long a scrape waits for the workers' count of local ports in use.
-const SNAT_PORTS_WAIT: Duration = Duration::from_millis(100);
+/// How long a scrape, or a command, waits for the workers to count the flows of backends.
+const FLOW_COUNT_WAIT: Duration = Duration::from_millis(100);
 
 impl State {
+    /// The flows of each backend, counted by the workers.
+    pub(super) fn backend_flows(&self) -> Vec<BackendFlowStats> {
+        tokio::task::block_in_place(|| self.dataplane.backend_flows(FLOW_COUNT_WAIT))
+    }
+
     /// The page of `/metrics`.
     pub(super) fn metrics(&self) -> String {
         let last = self.last();
@@ -45,11 +51,7 @@ impl State {
                 stats: &stats,
                 services: &self.dataplane.service_stats(),
                 limited: &self.dataplane.limited_services(),
-                snat_ports: &if per_backend {
-                    self.dataplane.snat_ports(SNAT_PORTS_WAIT)
-                } else {
-                    Vec::new()
-                },
+                backend_flows: &if per_backend { self.backend_flows() } else { Vec::new() },
                 packet_buffers: self.dataplane.buffers(),
             },
             round: RoundSample {

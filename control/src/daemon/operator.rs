@@ -13,9 +13,10 @@ use jiff::Timestamp;
 use tidegate_admin_api::explain::{Explanation, Packet};
 use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
 use tidegate_cluster::DRAIN_ANNOTATION;
-use tidegate_conntrack::NotRestored;
+use tidegate_conntrack::{NotRestored, Phase};
 use tidegate_dataplane::gateway::{
-    InterfaceState, LinkState, LinkStatus, NegotiatedPort, PortReport, Restored, WorkerState,
+    BackendFlowStats, InterfaceState, LinkState, LinkStatus, NegotiatedPort, PortReport, Restored,
+    WorkerState,
 };
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
@@ -24,6 +25,7 @@ use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::{DrainTarget, Reason};
 use tidegate_sharing::PeerStatus;
 use tidegate_source::SourceState;
+use tidegate_spec::ids::BackendId;
 use tidegate_spec::ownership::BootTime;
 use tidegate_structures::histogram::Durations;
 use tokio::sync::{mpsc, oneshot};
@@ -192,12 +194,12 @@ impl AdminBackend for Operator {
     }
 
     fn backends(&self) -> api::BackendsAnswer {
+        let active = active_flows(&self.state.backend_flows());
         let mut counted = BTreeMap::new();
         for service in self.state.dataplane.service_stats() {
-            for backend in &service.backends {
+            for backend in service.backends {
                 let key = (service.key.vip, service.key.protocol, service.key.port);
-                let counts = (backend.connections, backend.set_aside);
-                counted.insert((key, backend.address.ip(), backend.port), counts);
+                counted.insert((key, backend.address.ip(), backend.port), backend);
             }
         }
         let dataplane = &self.state.dataplane;
@@ -207,10 +209,13 @@ impl AdminBackend for Operator {
             backends: api::BackendRow::of_services(&round.outcome.services, |port, backend| {
                 let key = (port.vip, port.protocol, port.port);
                 let path_mtu = paths.get(&backend.address).copied();
-                let counts = counted.get(&(key, backend.address, backend.port)).copied();
+                let counts = counted.get(&(key, backend.address, backend.port));
                 api::BackendForwarding {
-                    connections: counts.map(|(connections, _)| connections),
-                    set_aside_workers: counts.map(|(_, set_aside)| set_aside).filter(|&workers| workers > 0),
+                    connections: counts.map(|counts| counts.connections),
+                    active: counts.map(|counts| active.get(&counts.id).copied().unwrap_or(0)),
+                    packets: counts.map(|counts| counts.traffic.iter().map(|one| one.packets).sum()),
+                    bytes: counts.map(|counts| counts.traffic.iter().map(|one| one.bytes).sum()),
+                    set_aside_workers: counts.map(|counts| counts.set_aside).filter(|&workers| workers > 0),
                     path_mtu: path_mtu.filter(|_| port.mode.is_tunnel()),
                 }
             }),
@@ -580,4 +585,14 @@ fn is_node_object(round: &Round, target: &DrainTarget) -> bool {
 
 fn reason(reason: &str, count: u64) -> api::ReasonCount {
     api::ReasonCount { reason: reason.to_owned(), count }
+}
+
+/// The established flows of each backend that has any.
+fn active_flows(flows: &[BackendFlowStats]) -> BTreeMap<BackendId, u64> {
+    let mut active = BTreeMap::new();
+    for one in flows {
+        let established = one.flows.iter().find(|(phase, _)| *phase == Phase::Established);
+        *active.entry(one.backend).or_default() += established.map_or(0, |&(_, count)| count);
+    }
+    active
 }

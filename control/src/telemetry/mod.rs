@@ -57,7 +57,7 @@ pub fn render(sample: &Sample<'_>) -> String {
     if sample.per_backend {
         let without_series = WithoutSeries::of(sample.round.services);
         families::backends(&mut page, services, sample.round.services, &without_series);
-        families::snat_ports(&mut page, services, sample.dataplane.snat_ports, &without_series);
+        families::flows(&mut page, services, sample.dataplane.backend_flows, &without_series);
     }
     families::health(&mut page, sample);
     families::control(&mut page, sample);

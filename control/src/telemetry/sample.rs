@@ -2,7 +2,7 @@
 
 use tidegate_admin_api::GatewayDrainState;
 use tidegate_announce::decide::Withheld;
-use tidegate_dataplane::gateway::{InterfaceLink, PortReport, ServiceStats, SnatPortStats, Stats};
+use tidegate_dataplane::gateway::{BackendFlowStats, InterfaceLink, PortReport, ServiceStats, Stats};
 use tidegate_events::Reason;
 use tidegate_health::CheckLoad;
 use tidegate_policy::pools::PoolUsage;
@@ -132,7 +132,7 @@ pub struct DataplaneSample<'a> {
     /// The Services of the published snapshot that have limits.
     pub limited: &'a [LimitedService],
     /// Local ports of `fullnat` in use, by SNAT address and backend.
-    pub snat_ports: &'a [SnatPortStats],
+    pub backend_flows: &'a [BackendFlowStats],
     /// (Total, free), from `Dataplane::buffers`.
     pub packet_buffers: (u32, u32),
 }

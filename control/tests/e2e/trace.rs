@@ -58,6 +58,17 @@ fn trace_and_capture_show_one_clients_packets_with_their_verdicts() {
 
     let top = world.gateway().query(&["top", "--iterations", "1", "--interval", "0.2"]).expect("it answers");
     assert!(top.contains("RX-PPS") && top.contains("NEW/S"), "{top}");
+    let _open = world.connect(path, OTHER).expect("it accepts");
+    world.wait_until("an established flow among the counts of backends", || {
+        let list = world.gateway().query(&["backends", "-o", "json"]).ok()?;
+        let list: serde_json::Value = serde_json::from_str(&list).ok()?;
+        let counted = |name: &str| {
+            let rows = list["items"].as_array().expect("a list");
+            rows.iter().filter_map(|row| row[name].as_u64()).sum::<u64>()
+        };
+        let (packets, bytes) = (counted("packets"), counted("bytes"));
+        (counted("active") > 0 && packets > 0 && bytes > packets).then_some(())
+    });
     let refused = world
         .gateway()
         .query(&["trace", "--reason", "nonsense", "--count", "1"])

@@ -42,8 +42,8 @@ pub enum Decision {
     ToClient {
         /// Service port.
         service: ServiceId,
-        /// The backend, if it is known, for reports about the packet.
-        backend: Option<BackendId>,
+        /// The backend that sent it.
+        backend: BackendId,
         /// Client.
         client: Endpoint,
     },

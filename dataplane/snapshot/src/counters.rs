@@ -2,7 +2,8 @@
 //!
 //! A counter is an atomic that its worker loads, adds to and stores with relaxed order: plain moves on common machines,
 //! and readers lag by at most a moment. [`WorkerCounters`] live as long as the worker. [`Tallies`] (per service, per
-//! backend) have the size of a snapshot and are replaced to grow, so a reader sums all tallies of a worker.
+//! backend) have the size of a snapshot and are replaced to grow, so a reader sums all tallies of a worker. Forwarded
+//! packets are counted by backend; the traffic of a service is the sum over its backends.
 //!
 //! Invariant: every frame given to a worker is counted once in exactly one of transmits, punts, hand-overs and drops
 //! (`pipeline_fuzz.rs` in the tests of `tidegate-pipeline`).
@@ -115,7 +116,7 @@ tidegate_wire::named! {
     }
 }
 
-/// Packets of one service port in one direction.
+/// Packets of one backend, or of one service port, in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// Packets forwarded.
@@ -124,9 +125,17 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// Traffic of one service port, by [`Direction`].
+impl Traffic {
+    /// Adds other traffic.
+    pub fn add(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Traffic of one backend, by [`Direction`].
 #[derive(Debug, Default)]
-struct ServiceTally([TrafficCounters; 2]);
+struct BackendTally([TrafficCounters; 2]);
 
 #[derive(Debug, Default)]
 struct TrafficCounters {
@@ -168,7 +177,7 @@ impl<T: Default> Lines<T> {
 /// Per-service and per-backend counts of one worker, by the index of the ids.
 #[derive(Debug)]
 pub struct Tallies {
-    services: Lines<ServiceTally>,
+    traffic: Lines<BackendTally>,
     connections: Lines<Counter>,
     /// The loads of backends in this worker's flow tables, for the other workers ([`Load::word`]). Only those that
     /// schedulers compare are set.
@@ -186,7 +195,7 @@ impl Tallies {
     #[must_use]
     pub fn with_capacity(services: usize, backends: usize) -> Self {
         Self {
-            services: Lines::new(services),
+            traffic: Lines::new(backends),
             connections: Lines::new(backends),
             loads: Lines::new(backends),
             set_aside: Lines::new(backends),
@@ -198,14 +207,14 @@ impl Tallies {
     /// The numbers of service and backend indices that the tallies cover.
     #[must_use]
     pub fn capacity(&self) -> (usize, usize) {
-        (self.services.len, self.connections.len)
+        (self.flooded.len, self.connections.len)
     }
 
     /// The address ranges that the worker writes to.
     #[must_use]
     pub fn written(&self) -> [Range<usize>; 6] {
         [
-            self.services.addresses(),
+            self.traffic.addresses(),
             self.connections.addresses(),
             self.loads.addresses(),
             self.set_aside.addresses(),
@@ -214,10 +223,10 @@ impl Tallies {
         ]
     }
 
-    /// Counts one forwarded packet.
+    /// Counts one packet that was forwarded to or from a backend.
     #[inline]
-    pub fn forwarded(&self, service: ServiceId, direction: Direction, bytes: usize) {
-        if let Some(tally) = self.services.get(service.index()) {
+    pub fn forwarded(&self, backend: BackendId, direction: Direction, bytes: usize) {
+        if let Some(tally) = self.traffic.get(backend.index()) {
             let traffic = &tally.0[direction as usize];
             traffic.packets.add(1);
             traffic.bytes.add(bytes as u64);
@@ -284,11 +293,11 @@ impl Tallies {
         self.partial.get(index).map_or(0, Counter::value)
     }
 
-    /// The traffic of the service at this index since these tallies were created, by [`Direction`].
+    /// The traffic of the backend at this index since these tallies were created, by [`Direction`].
     #[must_use]
-    pub fn service(&self, index: usize) -> [Traffic; 2] {
+    pub fn traffic(&self, index: usize) -> [Traffic; 2] {
         let read = |one: &TrafficCounters| Traffic { packets: one.packets.value(), bytes: one.bytes.value() };
-        self.services.get(index).map_or_else(Default::default, |tally| tally.0.each_ref().map(read))
+        self.traffic.get(index).map_or_else(Default::default, |tally| tally.0.each_ref().map(read))
     }
 
     /// New flows of the backend at this index since these tallies were created.
@@ -320,12 +329,12 @@ mod tests {
     #[test]
     fn ids_beyond_the_tallies_are_not_counted() {
         let tallies = Tallies::with_capacity(1, 1);
-        tallies.forwarded(ServiceId::new(0, 0), Direction::Reply, 100);
-        tallies.forwarded(ServiceId::new(8, 0), Direction::Request, 100);
+        tallies.forwarded(BackendId::new(0, 0), Direction::Reply, 100);
+        tallies.forwarded(BackendId::new(8, 0), Direction::Request, 100);
         tallies.connected(BackendId::new(9, 0));
         let reply = Traffic { packets: 1, bytes: 100 };
-        assert_eq!((tallies.service(0), tallies.capacity()), ([Traffic::default(), reply], (1, 1)));
-        assert_eq!(tallies.service(8), [Traffic::default(); 2]);
+        assert_eq!((tallies.traffic(0), tallies.capacity()), ([Traffic::default(), reply], (1, 1)));
+        assert_eq!(tallies.traffic(8), [Traffic::default(); 2]);
         assert_eq!(tallies.connections(9), 0);
     }
 }

@@ -1,8 +1,8 @@
 //! Counts of services and backends across snapshots.
 //!
 //! A worker counts by index in its [`Tallies`]. A snapshot that needs more indices gets larger tallies, and the index
-//! of a removed service is reused. So the count of a service is the sum over all tallies of each worker, minus that sum
-//! when its id was first seen.
+//! of a removed backend is reused. So the count of a backend is the sum over all tallies of each worker, minus that sum
+//! when its id was first seen. The traffic of a service is that of its backends, former ones included.
 //!
 //! Invariant: the counts of an id never decrease while it exists. Packets that a worker counts for the previous id of
 //! an index before it applies the new snapshot are attributed to the new id.
@@ -18,9 +18,43 @@ use tidegate_spec::ids::{BackendId, ServiceId};
 pub(super) struct Ledger {
     /// All tallies that each worker has had. Capacities double, so there are at most a few dozen.
     history: Vec<Vec<Arc<Tallies>>>,
-    /// The sums when the current id of an index was first seen, by index.
-    services: Vec<[Traffic; 2]>,
-    backends: Vec<u64>,
+    /// By index.
+    services: Vec<Former>,
+    /// By index.
+    backends: Vec<Origin>,
+}
+
+/// The traffic of a service's former backends whose indices others have now.
+#[derive(Debug, Clone, Copy)]
+struct Former {
+    service: ServiceId,
+    traffic: [Traffic; 2],
+}
+
+/// The owner of a backend's index: the last id that had it.
+#[derive(Debug, Clone, Copy)]
+struct Origin {
+    service: ServiceId,
+    /// The sums when the id was first seen.
+    counts: BackendCounts,
+}
+
+/// The counts of a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct BackendCounts {
+    /// Traffic, by direction.
+    pub(super) traffic: [Traffic; 2],
+    /// New flows.
+    pub(super) connections: u64,
+}
+
+impl BackendCounts {
+    fn since(self, before: Self) -> Self {
+        Self {
+            traffic: combine(self.traffic, before.traffic, u64::saturating_sub),
+            connections: self.connections.saturating_sub(before.connections),
+        }
+    }
 }
 
 impl Ledger {
@@ -32,13 +66,23 @@ impl Ledger {
     /// order, because each snapshot lists only the ids that its predecessor lacked.
     pub(super) fn follow(&mut self, snapshot: &Snapshot) -> Vec<Arc<Tallies>> {
         let (services, backends) = (snapshot.service_indices(), snapshot.backend_indices());
-        self.services.resize(services.max(self.services.len()), Default::default());
-        self.backends.resize(backends.max(self.backends.len()), 0);
+        let none = ServiceId::from_raw(u32::MAX);
+        let former = Former { service: none, traffic: Default::default() };
+        self.services.resize(services.max(self.services.len()), former);
+        let unused = Origin { service: none, counts: BackendCounts::default() };
+        self.backends.resize(backends.max(self.backends.len()), unused);
         for &id in &snapshot.fresh().services {
-            self.services[id.index()] = self.service_sum(id);
+            self.services[id.index()] = Former { service: id, traffic: Default::default() };
         }
         for &id in &snapshot.fresh().backends {
-            self.backends[id.index()] = self.backend_sum(id);
+            let sums = self.sums(id.index());
+            let Origin { service, counts } = self.backends[id.index()];
+            if let Some(former) = self.services.get_mut(service.index()).filter(|one| one.service == service)
+            {
+                former.traffic = combine(former.traffic, sums.since(counts).traffic, u64::wrapping_add);
+            }
+            let service = snapshot.backend(id).map_or(none, |backend| backend.service);
+            self.backends[id.index()] = Origin { service, counts: sums };
         }
         for worker in &mut self.history {
             let enough = worker.last().is_some_and(|tallies| {
@@ -53,15 +97,24 @@ impl Ledger {
         self.history.iter().map(|worker| Arc::clone(worker.last().expect("made above"))).collect()
     }
 
-    /// Traffic of a service port, by direction.
-    pub(super) fn service(&self, id: ServiceId) -> [Traffic; 2] {
-        let base = self.services.get(id.index()).copied().unwrap_or_default();
-        combine(self.service_sum(id), base, u64::saturating_sub)
+    /// Traffic of all service ports, by direction, by the index of their ids.
+    pub(super) fn traffic(&self) -> Vec<[Traffic; 2]> {
+        let mut all: Vec<_> = self.services.iter().map(|one| one.traffic).collect();
+        for (index, origin) in self.backends.iter().enumerate() {
+            // A backend of a removed service has a service that isn't at its index any more.
+            if self.services.get(origin.service.index()).is_some_and(|one| one.service == origin.service) {
+                let of_service = &mut all[origin.service.index()];
+                let of_backend = self.sums(index).since(origin.counts).traffic;
+                *of_service = combine(*of_service, of_backend, u64::wrapping_add);
+            }
+        }
+        all
     }
 
-    /// New flows of a backend.
-    pub(super) fn connections(&self, id: BackendId) -> u64 {
-        self.backend_sum(id).saturating_sub(self.backends.get(id.index()).copied().unwrap_or_default())
+    /// The counts of a backend.
+    pub(super) fn backend(&self, id: BackendId) -> BackendCounts {
+        let before = self.backends.get(id.index()).map_or_else(Default::default, |origin| origin.counts);
+        self.sums(id.index()).since(before)
     }
 
     /// The number of workers that have set a backend aside.
@@ -82,13 +135,12 @@ impl Ledger {
         present.filter(|tallies| tallies.is_flooded(id.index())).count()
     }
 
-    fn service_sum(&self, id: ServiceId) -> [Traffic; 2] {
-        let of_workers = self.all().map(|tallies| tallies.service(id.index()));
-        of_workers.fold(Default::default(), |sum, one| combine(sum, one, u64::wrapping_add))
-    }
-
-    fn backend_sum(&self, id: BackendId) -> u64 {
-        self.all().map(|tallies| tallies.connections(id.index())).sum()
+    /// The sums over all tallies of the backends that have had an index.
+    fn sums(&self, index: usize) -> BackendCounts {
+        self.all().fold(BackendCounts::default(), |sum, tallies| BackendCounts {
+            traffic: combine(sum.traffic, tallies.traffic(index), u64::wrapping_add),
+            connections: sum.connections.wrapping_add(tallies.connections(index)),
+        })
     }
 
     fn all(&self) -> impl Iterator<Item = &Arc<Tallies>> {

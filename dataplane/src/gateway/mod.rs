@@ -35,12 +35,12 @@ use crate::worker::rings::handed_over_max;
 pub mod config;
 mod device_string;
 pub mod error;
+pub mod flow_counts;
 pub mod kept_snapshot;
 mod ledger;
 mod memory;
 mod ports;
 mod slow_path_handle;
-pub mod snat_usage;
 pub mod stats;
 pub mod threads;
 mod watchdog;
@@ -53,8 +53,8 @@ pub use crate::links::{InterfaceLink, LinkState, LinkStatus, Links, PortReport};
 pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, NegotiatedPort, RssReport, StartError};
 pub use dpdk::Memory;
 pub use error::{PublishError, WorkerPoolError};
+pub use flow_counts::BackendFlowStats;
 pub use kept_snapshot::KeptSnapshot;
-pub use snat_usage::SnatPortStats;
 pub use stats::{
     BackendStats, InterfaceStats, NeighborUsage, PuntClassStats, ServiceStats, SlowPathStats, Stats,
 };

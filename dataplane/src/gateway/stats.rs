@@ -10,6 +10,7 @@ use tidegate_conntrack::EvictionReason;
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::counters::Traffic;
 pub use tidegate_snapshot::neighbors::Usage as NeighborUsage;
+use tidegate_snapshot::service::{Service, ServiceInfo};
 use tidegate_snapshot::service_limits::LimitedService;
 use tidegate_spec::ids::{BackendId, InterfaceIndex, ServiceId};
 use tidegate_spec::verdict::{AnswerKind, DropReason, PuntReason, TransmitReason};
@@ -19,14 +20,15 @@ use tidegate_structures::histogram::Durations;
 use tidegate_structures::selection_key::SelectionKey;
 use tidegate_wire::{Addr, Family};
 
-use super::snat_usage::{Answer, SnatPortStats};
+use super::flow_counts::{Answer, BackendFlowStats};
+use super::ledger::BackendCounts;
 use super::worker_handle::WorkerStats;
 use super::worker_pool::WorkerPool;
 use crate::flow_memory::{Restoration, Restored};
 use crate::punt::class::{ClassCounters, PuntClass};
-use crate::worker::{Query, SnatPortQuery};
+use crate::worker::{FlowCountQuery, Query};
 
-/// Maximum number of counted pairs of a SNAT address and a backend. Further pairs are ignored.
+/// Maximum number of pairs of a backend and a SNAT address whose flows are counted. Further pairs are ignored.
 const PAIRS_MAX: usize = 1 << 16;
 
 /// All counters of a gateway.
@@ -163,6 +165,8 @@ pub struct BackendStats {
     pub address: Addr,
     /// Its port.
     pub port: u16,
+    /// Traffic, by [`Direction`](tidegate_snapshot::counters::Direction).
+    pub traffic: [Traffic; 2],
     /// New flows assigned to it.
     pub connections: u64,
     /// The number of workers that have set it aside because it refused or ignored new connections.
@@ -256,13 +260,13 @@ impl<F> WorkerPool<F> {
     pub fn service_stats(&self) -> Vec<ServiceStats> {
         let control = self.control();
         let snapshot = &control.publisher.current().snapshot;
-        let service = |mode: ForwardingMode, info: &tidegate_snapshot::service::ServiceInfo| {
-            let backends = info.backends.iter().map(|backend| BackendStats {
-                id: backend.id,
-                address: backend.address,
-                port: backend.port,
-                connections: control.ledger.connections(backend.id),
-                set_aside: control.ledger.set_aside(backend.id),
+        let traffic = control.ledger.traffic();
+        let service = |mode: ForwardingMode, info: &ServiceInfo| {
+            let backends = info.backends.iter().map(|backend| {
+                let BackendCounts { traffic, connections } = control.ledger.backend(backend.id);
+                let set_aside = control.ledger.set_aside(backend.id);
+                let (id, address, port) = (backend.id, backend.address, backend.port);
+                BackendStats { id, address, port, traffic, connections, set_aside }
             });
             ServiceStats {
                 id: info.id,
@@ -271,7 +275,7 @@ impl<F> WorkerPool<F> {
                 name: info.name.clone(),
                 port_name: info.port_name.clone(),
                 mode,
-                traffic: control.ledger.service(info.id),
+                traffic: traffic[info.id.index()],
                 partial_checksums: control.ledger.partial(info.id),
                 backends: backends.collect(),
             }
@@ -315,15 +319,15 @@ impl<F> WorkerPool<F> {
         self.control().publisher.current().snapshot.policy().selection_key
     }
 
-    /// The number of local ports in use. If the workers don't finish within `wait`, the result is the last finished
-    /// count, which is empty at first.
+    /// The flows of each backend that has any. If the workers don't finish within `wait`, the result is the last
+    /// finished count, which is empty at first.
     #[must_use]
-    pub fn snat_ports(&self, wait: Duration) -> Vec<SnatPortStats> {
-        self.snat_usage().read(wait, || self.query_ports())
+    pub fn backend_flows(&self, wait: Duration) -> Vec<BackendFlowStats> {
+        self.flow_counts().read(wait, || self.query_flow_counts())
     }
 
     /// Queries all available workers.
-    fn query_ports(&self) -> Vec<Answer> {
+    fn query_flow_counts(&self) -> Vec<Answer> {
         let pairs = pairs(&self.control().publisher.current().snapshot).min(PAIRS_MAX);
         if pairs == 0 {
             return Vec::new();
@@ -331,20 +335,24 @@ impl<F> WorkerPool<F> {
         let mailboxes = self.exchange().mailboxes.iter();
         let answers = mailboxes.filter_map(|mailbox| {
             let (reply, answer) = sync_channel(1);
-            let query = Query::SnatPorts(SnatPortQuery::new(pairs, reply));
+            let query = Query::Count(FlowCountQuery::new(pairs, reply));
             mailbox.query(query).ok().map(|()| answer)
         });
         answers.collect()
     }
 }
 
-/// The maximum number of pairs of a SNAT address and a backend.
+/// The maximum number of pairs of a backend and a SNAT address.
 fn pairs(snapshot: &Snapshot) -> usize {
-    let services = snapshot.services().filter(|(service, _)| service.mode == ForwardingMode::FullNat);
-    services
-        .map(|(_, info)| {
-            let family = if info.key.vip.is_ipv4() { Family::V4 } else { Family::V6 };
-            info.backends.len() * snapshot.snat_addresses(family).len()
-        })
-        .sum()
+    let of_service = |(service, info): (&Service, &ServiceInfo)| {
+        let family = if info.key.vip.is_ipv4() { Family::V4 } else { Family::V6 };
+        let addresses = match service.mode {
+            ForwardingMode::FullNat => snapshot.snat_addresses(family).len(),
+            // A backend that is its own client gets another source.
+            ForwardingMode::Nat => 1 + snapshot.snat_addresses(family).len(),
+            _ => 1,
+        };
+        info.backends.len() * addresses
+    };
+    snapshot.services().map(of_service).sum()
 }

@@ -25,8 +25,8 @@ pub enum Query {
     Flows(FlowQuery),
     /// Removes flows.
     Remove(FlowRemoval),
-    /// Counts the local ports in use.
-    SnatPorts(SnatPortQuery),
+    /// Counts the flows of backends.
+    Count(FlowCountQuery),
     /// Starts copying packets.
     Watch(Arc<Watch>),
 }
@@ -37,64 +37,68 @@ impl Query {
         match self {
             Self::Flows(query) => query.step(flows, now).map(Self::Flows),
             Self::Remove(removal) => removal.step(flows, now).map(Self::Remove),
-            Self::SnatPorts(query) => query.step(flows, now).map(Self::SnatPorts),
+            Self::Count(query) => query.step(flows, now).map(Self::Count),
             // The worker starts it itself.
             Self::Watch(_) => None,
         }
     }
 }
 
-/// Ports of one SNAT address towards one backend, by the phase of their flows.
+/// The flows of one backend. With `fullnat`, those from one SNAT address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SnatPorts {
+pub struct BackendFlows {
     /// The backend.
     pub backend: BackendId,
-    /// The SNAT address.
-    pub address: Addr,
-    /// Ports by [`Phase`], in its order.
-    pub ports: [u32; 4],
+    /// The SNAT address; `None` if the flows keep the client's address.
+    pub local: Option<Addr>,
+    /// Flows by [`Phase`], in its order.
+    pub flows: [u32; 4],
 }
 
-/// A query for the local ports in use, with the counts so far.
+/// A query for the number of flows of each backend, with the counts so far.
 #[derive(Debug)]
-pub struct SnatPortQuery {
+pub struct FlowCountQuery {
     /// A hash table with linear probing. Its length is a power of two, at least twice the maximum number of pairs.
-    counts: Vec<Option<SnatPorts>>,
+    counts: Vec<Option<BackendFlows>>,
     used: usize,
     cursor: u64,
-    reply: SyncSender<Vec<Option<SnatPorts>>>,
+    reply: SyncSender<Vec<Option<BackendFlows>>>,
 }
 
-impl SnatPortQuery {
-    /// Counts up to `pairs` pairs of a SNAT address and a backend; further pairs are ignored. Allocates on the caller's
+impl FlowCountQuery {
+    /// Counts the flows of up to `pairs` pairs of a backend and a SNAT address; further pairs are ignored. Allocates on the caller's
     /// thread. The channel needs capacity for one answer.
     #[must_use]
-    pub fn new(pairs: usize, reply: SyncSender<Vec<Option<SnatPorts>>>) -> Self {
+    pub fn new(pairs: usize, reply: SyncSender<Vec<Option<BackendFlows>>>) -> Self {
         Self { counts: vec![None; 2 * pairs.max(1).next_power_of_two()], used: 0, cursor: 0, reply }
     }
 
     fn count(&mut self, flow: &FlowView) {
-        let FlowKind::Nat { source, .. } = flow.kind else { return };
-        // `nat` doesn't change the client's address.
-        if flow.expired || source == flow.client {
+        let local = match flow.kind {
+            // `nat` doesn't change the client's address.
+            FlowKind::Nat { source, .. } => (source != flow.client).then_some(source),
+            FlowKind::Dsr => None,
+            FlowKind::Affinity | FlowKind::Masquerade { .. } => return,
+        };
+        if flow.expired {
             return;
         }
         let (mask, half) = (self.counts.len() - 1, self.counts.len() / 2);
-        let bytes = source.bytes().iter().fold(u64::from(flow.backend.raw()), |hash, &byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        let bytes = local.iter().flat_map(Addr::bytes).fold(u64::from(flow.backend.raw()), |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         });
         let mut at = (bytes.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & mask;
         while let Some(known) = &mut self.counts[at] {
-            if (known.backend, known.address) == (flow.backend, source) {
-                known.ports[phase_index(flow.phase)] += 1;
+            if (known.backend, known.local) == (flow.backend, local) {
+                known.flows[phase_index(flow.phase)] += 1;
                 return;
             }
             at = (at + 1) & mask;
         }
         if self.used < half {
-            let mut ports = [0; 4];
-            ports[phase_index(flow.phase)] = 1;
-            self.counts[at] = Some(SnatPorts { backend: flow.backend, address: source, ports });
+            let mut flows = [0; 4];
+            flows[phase_index(flow.phase)] = 1;
+            self.counts[at] = Some(BackendFlows { backend: flow.backend, local, flows });
             self.used += 1;
         }
     }
@@ -115,7 +119,7 @@ impl SnatPortQuery {
     }
 }
 
-/// The index of a phase in [`SnatPorts::ports`].
+/// The index of a phase in [`BackendFlows::flows`].
 fn phase_index(phase: Phase) -> usize {
     phase as usize
 }

@@ -20,6 +20,7 @@ fn stats(mode: ForwardingMode, requests: u64, replies: u64) -> ServiceStats {
         id: BackendId::new(0, 0),
         address: ip(BACKEND).into(),
         port: 80,
+        traffic: [Traffic::default(); 2],
         connections: 0,
         set_aside: 0,
     };

@@ -3,11 +3,14 @@
 //! Invariant: no series depends on the VIPs of a Service, which are summed.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
-use tidegate_dataplane::gateway::{ServiceStats, SnatPortStats};
+use tidegate_conntrack::Phase;
+use tidegate_dataplane::gateway::{BackendFlowStats, BackendStats, ServiceStats};
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 use tidegate_snapshot::counters::{Direction, Traffic};
 use tidegate_snapshot::service_limits::{LimitDrop, LimitedService};
+use tidegate_spec::ForwardingMode;
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::SNAT_PORT_MIN;
 
@@ -21,22 +24,28 @@ type PortKey<'a> = [&'a str; 4];
 const PORT_LABELS: [&str; 4] = ["namespace", "service", "port", "protocol"];
 const BACKEND_LABELS: [&str; 5] = ["namespace", "service", "port", "protocol", "backend"];
 
+fn address_of(backend: &BackendStats) -> String {
+    SocketAddr::new(backend.address.ip(), backend.port).to_string()
+}
+
 fn port_key(stats: &ServiceStats) -> PortKey<'_> {
     [&stats.namespace, &stats.name, &stats.port_name, stats.key.protocol.as_str()]
+}
+
+/// The traffic of each direction that passes through the gateway. Replies of the DSR modes don't: a series that stays 0
+/// would look like silence.
+fn directions(mode: ForwardingMode, traffic: [Traffic; 2]) -> impl Iterator<Item = (&'static str, Traffic)> {
+    let all = Direction::ALL.into_iter().zip(traffic);
+    let passing = all.filter(move |&(direction, _)| !mode.is_dsr() || direction == Direction::Request);
+    passing.map(|(direction, traffic)| (direction.as_str(), traffic))
 }
 
 /// Services.
 pub(in crate::telemetry) fn services(page: &mut Exposition, stats: &[ServiceStats]) {
     let mut ports: BTreeMap<(PortKey<'_>, &str), Traffic> = BTreeMap::new();
     for one in stats {
-        for (direction, traffic) in Direction::ALL.into_iter().zip(one.traffic) {
-            // Replies of the DSR modes don't pass through the gateway: a series that stays 0 would look like silence.
-            if one.mode.is_dsr() && direction == Direction::Reply {
-                continue;
-            }
-            let sum = ports.entry((port_key(one), direction.as_str())).or_default();
-            sum.packets += traffic.packets;
-            sum.bytes += traffic.bytes;
+        for (direction, traffic) in directions(one.mode, one.traffic) {
+            ports.entry((port_key(one), direction)).or_default().add(traffic);
         }
     }
     let labels = ["namespace", "service", "port", "protocol", "direction"];
@@ -105,15 +114,32 @@ pub(in crate::telemetry) fn backends(
     without_series: &WithoutSeries<'_>,
 ) {
     let mut connections: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
+    let mut traffic: BTreeMap<(PortKey<'_>, String, &str), Traffic> = BTreeMap::new();
     let mut set_aside: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
     for port in stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name)) {
         for one in &port.backends {
-            let backend = std::net::SocketAddr::new(one.address.ip(), one.port).to_string();
+            let backend = address_of(one);
             if one.set_aside > 0 {
                 *set_aside.entry((port_key(port), backend.clone())).or_default() += one.set_aside as u64;
             }
+            for (direction, of_backend) in directions(port.mode, one.traffic) {
+                traffic.entry((port_key(port), backend.clone(), direction)).or_default().add(of_backend);
+            }
             *connections.entry((port_key(port), backend)).or_default() += one.connections;
         }
+    }
+    let labels = ["namespace", "service", "port", "protocol", "backend", "direction"];
+    let help =
+        "Packets forwarded to the backend (request) and from it (reply); the DSR modes have no reply series.";
+    let mut family = page.counter("tidegate_backend_packets_total", help, labels);
+    for (([namespace, service, port, protocol], backend, direction), traffic) in &traffic {
+        family.sample([namespace, service, port, protocol, backend, direction], traffic.packets);
+    }
+    let help = "Bytes of the IP packets forwarded to the backend (request) and from it (reply); the DSR modes have no \
+                reply series.";
+    let mut family = page.counter("tidegate_backend_bytes_total", help, labels);
+    for (([namespace, service, port, protocol], backend, direction), traffic) in &traffic {
+        family.sample([namespace, service, port, protocol, backend, direction], traffic.bytes);
     }
     let help = "New flows that were assigned to the backend.";
     let mut family = page.counter("tidegate_backend_connections_total", help, BACKEND_LABELS);
@@ -135,7 +161,7 @@ pub(in crate::telemetry) fn backends(
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
             let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
             for one in &port.backends {
-                let backend = std::net::SocketAddr::new(one.address, one.port).to_string();
+                let backend = SocketAddr::new(one.address, one.port).to_string();
                 if let Some(percent) = one.warm_up_percent {
                     warm_up.insert((key, backend.clone()), percent);
                 }
@@ -160,11 +186,11 @@ pub(in crate::telemetry) fn backends(
     page.gauge("tidegate_backends_without_series", help, []).sample([], without_series.backends());
 }
 
-/// Local ports of `fullnat`. This family has a series for each backend and can be switched off too.
-pub(in crate::telemetry) fn snat_ports(
+/// Flows of backends, and local ports of `fullnat`. The families with a series for each backend can be switched off too.
+pub(in crate::telemetry) fn flows(
     page: &mut Exposition,
     stats: &[ServiceStats],
-    snat_ports: &[SnatPortStats],
+    flows: &[BackendFlowStats],
     without_series: &WithoutSeries<'_>,
 ) {
     let help = "Local ports that one SNAT address can use for one backend and protocol, over all workers.";
@@ -174,13 +200,27 @@ pub(in crate::telemetry) fn snat_ports(
     let backends: BTreeMap<BackendId, _> = backends.collect();
     // A Service with several VIPs has a separate backend for each, and they share the ports of an endpoint.
     let mut ports: BTreeMap<(String, PortKey<'_>, String, &str), u64> = BTreeMap::new();
-    for one in snat_ports {
+    let mut active: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
+    for (port, backend) in backends.values() {
+        active.insert((port_key(port), address_of(backend)), 0);
+    }
+    for one in flows {
         let Some((port, backend)) = backends.get(&one.backend) else { continue };
-        let backend = std::net::SocketAddr::new(backend.address.ip(), backend.port).to_string();
-        for (phase, count) in one.ports {
-            let key = (one.address.ip().to_string(), port_key(port), backend.clone(), phase.as_str());
-            *ports.entry(key).or_default() += count;
+        let backend = address_of(backend);
+        for (phase, count) in one.flows {
+            if phase == Phase::Established {
+                *active.entry((port_key(port), backend.clone())).or_default() += count;
+            }
+            if let Some(local) = one.local {
+                let key = (local.ip().to_string(), port_key(port), backend.clone(), phase.as_str());
+                *ports.entry(key).or_default() += count;
+            }
         }
+    }
+    let help = "Established flows of the backend, over all workers.";
+    let mut family = page.gauge("tidegate_backend_connections", help, BACKEND_LABELS);
+    for (([namespace, service, port, protocol], backend), count) in &active {
+        family.sample([namespace, service, port, protocol, backend], *count);
     }
     let help = "Local ports of the SNAT address that are in use towards the backend, by the state of the port's flow; \
                 a new flow may take the port of a flow that is not established.";

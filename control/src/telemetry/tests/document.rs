@@ -12,10 +12,10 @@ fn whole_page() -> String {
     let mut world = world();
     let service = Arc::make_mut(&mut world.services[0]);
     service.ports[0].app_protocol = Some("http".into());
-    let snat_ports = [SnatPortStats {
+    let backend_flows = [BackendFlowStats {
         backend: BackendId::new(0, 0),
-        address: "192.0.2.3".parse::<std::net::IpAddr>().unwrap().into(),
-        ports: [(Phase::Closed, 1), (Phase::Opening, 2), (Phase::Closing, 3), (Phase::Established, 4)],
+        local: Some("192.0.2.3".parse::<std::net::IpAddr>().unwrap().into()),
+        flows: [(Phase::Closed, 1), (Phase::Opening, 2), (Phase::Closing, 3), (Phase::Established, 4)],
     }];
     let process = Process {
         cpu_seconds: 1.0,
@@ -29,7 +29,7 @@ fn whole_page() -> String {
     let cluster = Some(tidegate_cluster::Counts::default().read());
     let limited = service_limits::limited();
     let dataplane =
-        DataplaneSample { snat_ports: &snat_ports, limited: &limited, ..world.sample().dataplane };
+        DataplaneSample { backend_flows: &backend_flows, limited: &limited, ..world.sample().dataplane };
     let status = announcing::status();
     let announce = Some(AnnounceSample { status: &status, withheld: &[(Withheld::NoEndpoints, 2)] });
     render(&Sample { announce, dataplane, process: Some(&process), cluster, ..world.sample() })

@@ -13,8 +13,8 @@ use tidegate_admin_api::GatewayDrainState;
 use tidegate_announce::decide::Withheld;
 use tidegate_conntrack::{EvictionReason, Phase};
 use tidegate_dataplane::gateway::{
-    BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage, Pages, PortReport,
-    PuntClassStats, Restored, ServiceStats, SlowPathStats, SnatPortStats, Stats, TableMemoryStats,
+    BackendFlowStats, BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage,
+    Pages, PortReport, PuntClassStats, Restored, ServiceStats, SlowPathStats, Stats, TableMemoryStats,
     WorkerState, WorkerStats,
 };
 use tidegate_dataplane::punt::class::PuntClass;
@@ -193,7 +193,7 @@ impl World {
                 stats: &self.stats,
                 services: &self.service_stats,
                 limited: &[],
-                snat_ports: &[],
+                backend_flows: &[],
                 packet_buffers: (1000, 400),
             },
             round: RoundSample {
@@ -267,6 +267,7 @@ fn service_stats(vip: &str, packets: u64, backends: &[(&str, u64)]) -> ServiceSt
         id: BackendId::new(at + if vip.contains(':') { 10 } else { 0 }, 0),
         address: address.parse::<std::net::IpAddr>().unwrap().into(),
         port: 8080,
+        traffic: [packets, 3].map(|packets| Traffic { packets, bytes: packets * 100 }),
         connections: *connections,
         set_aside: usize::from(at == 0),
     };
@@ -747,19 +748,19 @@ fn a_backend_is_up_while_it_accepts_new_flows_on_any_vip() {
 #[test]
 fn snat_ports_are_counted_by_address_backend_and_state() {
     let world = world();
-    let ports = |address: &str, established| SnatPortStats {
+    let ports = |address: &str, established| BackendFlowStats {
         backend: BackendId::new(0, 0),
-        address: address.parse::<std::net::IpAddr>().unwrap().into(),
-        ports: [
+        local: Some(address.parse::<std::net::IpAddr>().unwrap().into()),
+        flows: [
             (Phase::Closed, 1),
             (Phase::Opening, 2),
             (Phase::Closing, 3),
             (Phase::Established, established),
         ],
     };
-    let gone = SnatPortStats { backend: BackendId::new(77, 0), ..ports("192.0.2.3", 9) };
+    let gone = BackendFlowStats { backend: BackendId::new(77, 0), ..ports("192.0.2.3", 9) };
     let counted = [ports("192.0.2.3", 40_000), ports("192.0.2.4", 5), gone];
-    let dataplane = DataplaneSample { snat_ports: &counted, ..world.sample().dataplane };
+    let dataplane = DataplaneSample { backend_flows: &counted, ..world.sample().dataplane };
     let page = Page::parse(&render(&Sample { dataplane, ..world.sample() }));
     let value = |address, state| {
         let labels: Vec<_> = [("address", address)]
@@ -773,6 +774,8 @@ fn snat_ports_are_counted_by_address_backend_and_state() {
     assert_eq!((value("192.0.2.4", "established"), value("192.0.2.4", "opening")), (5.0, 2.0));
     assert_eq!(page.of("tidegate_snat_ports").count(), 8, "none of a backend that is gone");
     assert_eq!(page.value("tidegate_snat_ports_max", &[]), 64_512.0);
+    let active = |backend| page.value("tidegate_backend_connections", &web_backend(backend));
+    assert_eq!((active("10.0.0.1:8080"), active("10.0.0.2:8080")), (40_005.0, 0.0), "established flows");
     let text = render(&Sample { per_backend: false, dataplane, ..world.sample() });
     assert!(!text.contains("tidegate_snat_ports"));
 }

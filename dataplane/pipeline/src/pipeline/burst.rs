@@ -6,7 +6,7 @@ use tidegate_snapshot::addresses::{AddressKind, SourceFault};
 use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::service::Service;
 use tidegate_snapshot::{Interface, Snapshot};
-use tidegate_spec::ids::WorkerIndex;
+use tidegate_spec::ids::{BackendId, WorkerIndex};
 use tidegate_spec::limits::BURST;
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
@@ -31,8 +31,8 @@ pub(super) struct Packet {
 pub(super) enum Destination<'s> {
     /// A backend. If the mode is `fullnat`, `local` is the source.
     Backend { service: &'s Service, backend: &'s Backend, local: Option<Endpoint> },
-    /// A client. The source is the VIP.
-    Client { service: &'s Service, client: Endpoint },
+    /// A client. The source is the VIP, and `backend` sent the packet.
+    Client { service: &'s Service, backend: BackendId, client: Endpoint },
 }
 
 impl<'s> Destination<'s> {

@@ -172,7 +172,7 @@ impl Pipeline {
                 }
                 ControlFlow::Continue(Some(splice))
             }
-            Destination::Client { service, client } if is_tcp => {
+            Destination::Client { service, client, .. } if is_tcp => {
                 let Some((splice, hash)) = self.splice(service, client) else {
                     return ControlFlow::Continue(None);
                 };

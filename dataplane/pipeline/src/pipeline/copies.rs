@@ -173,7 +173,7 @@ fn destination<'s>(
             (id, Destination::Backend { service, backend, local })
         }
         Copied::Reply { service, backend, client } => {
-            (backend, Destination::Client { service: snapshot.service_by_id(service)?, client })
+            (backend, Destination::Client { service: snapshot.service_by_id(service)?, backend, client })
         }
     };
     is_copied(destination.service()).then_some((backend, destination))

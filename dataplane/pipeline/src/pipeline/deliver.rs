@@ -210,7 +210,7 @@ impl Pipeline {
         // A small packet fits every path, so it needs no look-up.
         if h.ttl <= 1 || ip_len + overhead > hop.mtu.min(passes) {
             let h = *h;
-            if !self.passes_full_check(burst, at, &h, (service, backend), overhead, &hop) {
+            if !self.passes_full_check(burst, at, &h, backend, overhead, &hop) {
                 return;
             }
         }
@@ -224,7 +224,7 @@ impl Pipeline {
             let h = *h;
             limit_in_tunnel(burst, at, &h, (service, backend), overhead, hop.mtu);
         }
-        burst.view.tallies.forwarded(service.id, Direction::Request, ip_len);
+        burst.view.tallies.forwarded(backend.id, Direction::Request, ip_len);
         burst.set(at, Verdict::Transmit { interface: hop.interface, why });
     }
 

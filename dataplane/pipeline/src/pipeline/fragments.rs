@@ -13,7 +13,7 @@
 //! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may queue it and process it again.
 
 use tidegate_snapshot::Snapshot;
-use tidegate_spec::ids::{BackendId, WorkerIndex};
+use tidegate_spec::ids::WorkerIndex;
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{DropReason, Refusal, TransmitReason, Verdict};
 use tidegate_wire::Headers;
@@ -37,12 +37,12 @@ impl Pipeline {
             let at = burst.frame_of(packet);
             let Some(key) = FragmentKey::of(&burst.packets[usize::from(packet)].headers) else { continue };
             let delivery = burst.deliveries.iter().find(|delivery| delivery.packet == packet);
-            let (verdict, note) = (burst.out.verdicts[at], burst.out.notes[at]);
+            let verdict = burst.out.verdicts[at];
             let decision = match verdict {
                 Verdict::Transmit { why: TransmitReason::Masqueraded, .. } => {
                     self.masqueraded(burst, &burst.packets[usize::from(packet)].headers)
                 }
-                _ => decision(verdict, note.backend, delivery.map(|delivery| &delivery.destination)),
+                _ => decision(verdict, delivery.map(|delivery| &delivery.destination)),
             };
             let owner = match decision {
                 Decision::OtherWorker(owner) => owner,
@@ -137,7 +137,7 @@ fn note(decision: Decision) -> Note {
             Note { service: Some(service), backend: Some(backend), flow: FlowNote::Known }
         }
         Decision::ToClient { service, backend, .. } => {
-            Note { service: Some(service), backend, flow: FlowNote::Known }
+            Note { service: Some(service), backend: Some(backend), flow: FlowNote::Known }
         }
         Decision::Echo
         | Decision::Routed
@@ -148,8 +148,8 @@ fn note(decision: Decision) -> Note {
     }
 }
 
-/// The decision for the later fragments of a datagram whose first fragment has this verdict and backend.
-fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&Destination<'_>>) -> Decision {
+/// The decision for the later fragments of a datagram whose first fragment has this verdict and destination.
+fn decision(verdict: Verdict, destination: Option<&Destination<'_>>) -> Decision {
     let to = match verdict {
         Verdict::Transmit {
             why: TransmitReason::Forward | TransmitReason::Reply | TransmitReason::IcmpError,
@@ -166,7 +166,7 @@ fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&D
         Some(&Destination::Backend { service, backend, local }) => {
             Decision::ToBackend { service: service.id, backend: backend.id, local }
         }
-        Some(&Destination::Client { service, client }) => {
+        Some(&Destination::Client { service, backend, client }) => {
             Decision::ToClient { service: service.id, backend, client }
         }
         None => Decision::Ended(match verdict {
@@ -189,8 +189,8 @@ fn stored(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> {
             backend: snapshot.backend(backend)?,
             local,
         },
-        Decision::ToClient { service, client, .. } => {
-            Destination::Client { service: snapshot.service_by_id(service)?, client }
+        Decision::ToClient { service, backend, client } => {
+            Destination::Client { service: snapshot.service_by_id(service)?, backend, client }
         }
         Decision::Echo
         | Decision::Routed

@@ -58,7 +58,7 @@ impl Pipeline {
             {
                 burst.set(at, Refusal::Authenticated);
             }
-            Ok((Destination::Client { service, client }, _))
+            Ok((Destination::Client { service, client, .. }, _))
                 if service.passive
                     && self.is_retried_after_error(burst, packet, &quoted, service, client) => {}
             Ok((destination, note)) => {
@@ -137,7 +137,7 @@ impl Pipeline {
         let service = snapshot.service_by_id(hit.service)?;
         let client = Endpoint { addr: hit.client, port: hit.client_port };
         let note = note(service, hit.backend, FlowNote::Known);
-        Some(Ok((Destination::Client { service, client }, note)))
+        Some(Ok((Destination::Client { service, backend: hit.backend, client }, note)))
     }
 }
 

@@ -5,7 +5,6 @@
 use tidegate_snapshot::backend::Backend;
 use tidegate_snapshot::counters::Direction;
 use tidegate_snapshot::path_mtu;
-use tidegate_snapshot::service::Service;
 use tidegate_spec::limits::FRAGMENTED;
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::{Refusal, TransmitReason, Verdict};
@@ -30,7 +29,7 @@ impl Pipeline {
         burst: &mut Burst<'_, '_, F>,
         at: usize,
         h: &Headers,
-        (service, backend): (&Service, &Backend),
+        backend: &Backend,
         overhead: usize,
         hop: &NextHop,
     ) -> bool {
@@ -42,7 +41,7 @@ impl Pipeline {
         let need_not_shrink =
             h.family == Family::V6 && h.ip_len() <= path_mtu::minimum(Family::V6) && overhead > 0;
         if h.ttl > 1 && need_not_shrink {
-            self.send_outer_in_fragments(burst, at, h, service, backend, &hop);
+            self.send_outer_in_fragments(burst, at, h, backend, &hop);
             return false;
         }
         self.passes_in_fragments(burst, at, h, overhead, &hop)
@@ -57,7 +56,6 @@ impl Pipeline {
         burst: &mut Burst<'_, '_, F>,
         at: usize,
         h: &Headers,
-        service: &Service,
         backend: &Backend,
         hop: &NextHop,
     ) {
@@ -82,7 +80,7 @@ impl Pipeline {
         let _ = burst.out.oversized.try_push(Oversized { frame: at as u8, packet, mtu });
         let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
         let direction = Direction::Request;
-        burst.view.tallies.forwarded(service.id, direction, usize::from(h.ip_len()));
+        burst.view.tallies.forwarded(backend.id, direction, usize::from(h.ip_len()));
         burst.set(at, Verdict::Transmit { interface: hop.interface, why });
     }
 

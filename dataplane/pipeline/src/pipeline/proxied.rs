@@ -169,7 +169,7 @@ impl Pipeline {
                 L4Checksum::Udp | L4Checksum::UdpZero => datagram(snapshot, h, service),
                 _ => Ok(Change::Nothing),
             },
-            Destination::Client { service, client } => Ok(match h.l4_checksum {
+            Destination::Client { service, client, .. } => Ok(match h.l4_checksum {
                 L4Checksum::Tcp => self.change_to_client(frame, h, service, client),
                 L4Checksum::Icmp | L4Checksum::Icmpv6 if h.is_icmp_error() => {
                     self.change_of_error(service, client)

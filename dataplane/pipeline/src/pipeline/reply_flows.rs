@@ -138,7 +138,7 @@ impl Pipeline {
             let note = &mut burst.out.notes[at];
             (note.service, note.backend, note.flow) = (Some(service.id), Some(hit.backend), FlowNote::Known);
             let client = Endpoint { addr: hit.client, port: hit.client_port };
-            let destination = Destination::Client { service, client };
+            let destination = Destination::Client { service, backend: hit.backend, client };
             burst.deliveries.push(Delivery { packet: reply.packet, destination });
         }
     }

@@ -93,7 +93,7 @@ pub(super) fn translate<F: Frame>(
                 None => forward::nat::to_backend(frame, h, link, backend),
             }
         }
-        Destination::Client { service, client } => {
+        Destination::Client { service, client, .. } => {
             let vip = Endpoint { addr: service.vip, port: service.port };
             if client.addr == h.dst && client.port == h.dst_port {
                 forward::nat::to_client(frame, h, link, vip)
@@ -114,7 +114,7 @@ fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destinati
             (Some(Endpoint { addr: backend.address, port: backend.port }), local)
         }
         // The client sent it to the VIP.
-        Destination::Client { service, client } => {
+        Destination::Client { service, client, .. } => {
             (Some(client), Some(Endpoint { addr: service.vip, port: service.port }))
         }
     };
@@ -128,7 +128,7 @@ pub(super) fn changes_sctp(frame: &[u8], h: &Headers, destination: &Destination<
         Destination::Backend { backend, local, .. } => {
             (local.is_some(), (local.map_or(h.src_port, |local| local.port), backend.port))
         }
-        Destination::Client { service, client } => (true, (service.port, client.port)),
+        Destination::Client { service, client, .. } => (true, (service.port, client.port)),
     };
     rewrite::changes_sctp(frame, h, hides_source, ports)
 }
@@ -177,14 +177,14 @@ pub(super) fn finish_translated<F: Frame>(
     hop: &NextHop,
     ip_len: usize,
 ) {
-    let (service, direction, mut why) = match destination {
-        Destination::Backend { service, .. } => (service, Direction::Request, TransmitReason::Forward),
-        Destination::Client { service, .. } => (service, Direction::Reply, TransmitReason::Reply),
+    let (backend, direction, mut why) = match *destination {
+        Destination::Backend { backend, .. } => (backend.id, Direction::Request, TransmitReason::Forward),
+        Destination::Client { backend, .. } => (backend, Direction::Reply, TransmitReason::Reply),
     };
     if h.is_icmp_error() {
         translate_quote(&mut burst.frames[at], h, destination);
         why = TransmitReason::IcmpError;
     }
-    burst.view.tallies.forwarded(service.id, direction, ip_len);
+    burst.view.tallies.forwarded(backend, direction, ip_len);
     burst.set(at, Verdict::Transmit { interface: hop.interface, why });
 }

@@ -30,9 +30,9 @@ use tidegate_spec::{CompileError, EarlierPort, Problem, SnapshotSpec};
 use tidegate_wire::Addr;
 
 use super::error::PublishError;
+use super::flow_counts::FlowCounts;
 use super::ledger::Ledger;
 use super::slow_path_handle::SlowPathHandle;
-use super::snat_usage::SnatUsage;
 use super::watchdog::Watchdog;
 use super::worker_handle::WorkerHandle;
 use crate::clock::Clock;
@@ -96,7 +96,7 @@ pub struct WorkerPool<F> {
     ports: usize,
     pub(super) announce: bool,
     control: Mutex<Control>,
-    snat_usage: SnatUsage,
+    flow_counts: FlowCounts,
     flows: Flows,
     clock: Clock,
     watchdog: Option<Watchdog>,
@@ -301,8 +301,8 @@ impl<F> WorkerPool<F> {
         &self.clock
     }
 
-    pub(super) fn snat_usage(&self) -> &SnatUsage {
-        &self.snat_usage
+    pub(super) fn flow_counts(&self) -> &FlowCounts {
+        &self.flow_counts
     }
 
     pub(super) fn handles(&self) -> &[WorkerHandle] {

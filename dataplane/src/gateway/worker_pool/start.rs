@@ -20,9 +20,9 @@ use crate::drivers::memory::{self, Heap};
 use crate::drivers::{FrameSource, PortQueue};
 use crate::flow_memory::FlowPersistence;
 use crate::gateway::error::{PublishError, WorkerPoolError};
+use crate::gateway::flow_counts::FlowCounts;
 use crate::gateway::ledger::Ledger;
 use crate::gateway::slow_path_handle::SlowPathHandle;
-use crate::gateway::snat_usage::SnatUsage;
 use crate::gateway::threads::OnFailure;
 use crate::gateway::worker_handle::WorkerHandle;
 use crate::links::Links;
@@ -90,7 +90,7 @@ impl<F> WorkerPool<F> {
             ports,
             announce: config.announce,
             control: Mutex::new(Control { publisher, ledger, slow_path_state: Arc::new(slow_path_state) }),
-            snat_usage: SnatUsage::default(),
+            flow_counts: FlowCounts::default(),
             flows,
             clock,
             watchdog: None,

@@ -164,7 +164,7 @@ fn note_sent<const A: usize>(
     out: &mut BurstOutput,
 ) -> u32 {
     let at = usize::from(item.at);
-    view.tallies.forwarded(service, direction, usize::from(item.packet.ip_len));
+    view.tallies.forwarded(item.backend, direction, usize::from(item.packet.ip_len));
     let why = match direction {
         Direction::Request => TransmitReason::Forward,
         Direction::Reply => TransmitReason::Reply,

@@ -97,7 +97,7 @@ fn a_flow_is_new_once_and_then_known() {
         assert_eq!(lab.backend_of(&first), lab.backend_of(&second));
         assert_eq!(lab.tallies.connections(first.note.backend.unwrap().index()), 1);
         let requests = Traffic { packets: 2, bytes: 80 };
-        let traffic = lab.tallies.service(first.note.service.unwrap().index());
+        let traffic = lab.tallies.traffic(first.note.backend.unwrap().index());
         assert_eq!(traffic, [requests, Traffic::default()]);
     }
 }

@@ -291,8 +291,8 @@ impl Both {
             }
         }
         let [with, without] = &self.labs;
-        for at in 0..with.tallies.capacity().0 {
-            assert_eq!(with.tallies.service(at), without.tallies.service(at), "service {at}");
+        for at in 0..with.tallies.capacity().1 {
+            assert_eq!(with.tallies.traffic(at), without.tallies.traffic(at), "backend {at}");
             assert_eq!(with.tallies.connections(at), without.tallies.connections(at), "backend {at}");
         }
         let [with, without] = self.labs.each_ref().map(|lab| {

@@ -1,4 +1,4 @@
-//! Local ports of `fullnat` in use, by SNAT address and backend, for metrics.
+//! The flows of each backend, and the local ports of `fullnat` in use, for metrics and tables.
 //!
 //! Nothing is counted per packet. On request, workers walk their tables, some hash buckets per loop iteration. The
 //! reader waits for them with a time limit. If they don't finish in time, it gets the previous count, and the next
@@ -13,32 +13,33 @@ use tidegate_conntrack::Phase;
 use tidegate_spec::ids::BackendId;
 use tidegate_wire::Addr;
 
-use crate::worker::SnatPorts;
+use crate::worker::BackendFlows;
 
-/// Ports of one SNAT address towards one backend, over all workers.
+/// The flows of one backend, over all workers. With `fullnat`, those from one SNAT address, which are its local ports in
+/// use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SnatPortStats {
+pub struct BackendFlowStats {
     /// The backend.
     pub backend: BackendId,
-    /// The SNAT address.
-    pub address: Addr,
-    /// Ports by the phase of their flows.
-    pub ports: [(Phase, u64); 4],
+    /// The SNAT address; `None` if the flows keep the client's address.
+    pub local: Option<Addr>,
+    /// Flows by phase.
+    pub flows: [(Phase, u64); 4],
 }
 
 /// The last finished count, and the current one.
 #[derive(Debug, Default)]
-pub(super) struct SnatUsage(Mutex<Counting>);
+pub(super) struct FlowCounts(Mutex<Counting>);
 
 /// The channel on which a worker answers.
-pub(super) type Answer = Receiver<Vec<Option<SnatPorts>>>;
+pub(super) type Answer = Receiver<Vec<Option<BackendFlows>>>;
 
 #[derive(Debug, Default)]
 struct Counting {
     in_progress: bool,
     answers: Vec<Answer>,
-    found: Vec<Vec<Option<SnatPorts>>>,
-    last: Vec<SnatPortStats>,
+    found: Vec<Vec<Option<BackendFlows>>>,
+    last: Vec<BackendFlowStats>,
 }
 
 impl Counting {
@@ -63,28 +64,28 @@ impl Counting {
     }
 
     /// The sum over the workers.
-    fn sum(&mut self) -> Vec<SnatPortStats> {
-        let mut sums = BTreeMap::<(BackendId, Addr), [u64; 4]>::new();
+    fn sum(&mut self) -> Vec<BackendFlowStats> {
+        let mut sums = BTreeMap::<(BackendId, Option<Addr>), [u64; 4]>::new();
         for one in self.found.drain(..).flatten().flatten() {
-            let sum = sums.entry((one.backend, one.address)).or_default();
-            for (sum, ports) in sum.iter_mut().zip(one.ports) {
-                *sum += u64::from(ports);
+            let sum = sums.entry((one.backend, one.local)).or_default();
+            for (sum, flows) in sum.iter_mut().zip(one.flows) {
+                *sum += u64::from(flows);
             }
         }
         let phases = [Phase::Closed, Phase::Opening, Phase::Closing, Phase::Established];
-        let stats = |((backend, address), sum): (_, [u64; 4])| SnatPortStats {
+        let stats = |((backend, local), sum): (_, [u64; 4])| BackendFlowStats {
             backend,
-            address,
-            ports: phases.map(|phase| (phase, sum[phase as usize])),
+            local,
+            flows: phases.map(|phase| (phase, sum[phase as usize])),
         };
         sums.into_iter().map(stats).collect()
     }
 }
 
-impl SnatUsage {
-    /// The number of ports in use. `query` sends the request to all available workers. If they don't finish within
+impl FlowCounts {
+    /// The flows of all backends. `query` sends the request to all available workers. If they don't finish within
     /// `wait`, the result is the last finished count, which is empty at first.
-    pub(super) fn read(&self, wait: Duration, query: impl FnOnce() -> Vec<Answer>) -> Vec<SnatPortStats> {
+    pub(super) fn read(&self, wait: Duration, query: impl FnOnce() -> Vec<Answer>) -> Vec<BackendFlowStats> {
         let until = Instant::now() + wait;
         let mut counting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Answers that an earlier reader didn't wait for.
