@@ -43,21 +43,14 @@ impl fmt::Display for Location {
     }
 }
 
-/// Whether a fault causes the input to be refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Severity {
-    /// The input, or the object that contains it, is refused.
-    Error,
-    /// The input is used, but the operator should know about the fault.
-    Warning,
-}
-
-impl fmt::Display for Severity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-        })
+tidegate_wire::named! {
+    /// Whether a fault causes the input to be refused.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum Severity {
+        /// The input, or the object that contains it, is refused.
+        Error => "error",
+        /// The input is used, but the operator should know about the fault.
+        Warning => "warning",
     }
 }
 

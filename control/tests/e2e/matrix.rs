@@ -10,11 +10,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use tidegate_model::config::FORWARDING_ACCEPTED;
 use tidegate_netlab::addresses::{CLIENT_ADDRESSES, Family, client};
 use tidegate_netlab::client::{BackendAnswer, EchoConnection, udp_request};
 use tidegate_netlab::modes::{ModePath, every_path, manifests_of, vips_on_servers, with_sctp};
 use tidegate_netlab::{GatewayOptions, Lab};
+use tidegate_spec::ForwardingMode;
 
 use crate::sctp::{Peers, Requests};
 use crate::world::{World, alone, lab_with};
@@ -45,7 +45,7 @@ fn cell_of(path: ModePath) -> (String, (Family, Family)) {
 
 #[test]
 fn the_matrix_has_every_forwarding_mode() {
-    let accepted: BTreeSet<&str> = FORWARDING_ACCEPTED.split(", ").collect();
+    let accepted: BTreeSet<&str> = ForwardingMode::ALL.into_iter().map(ForwardingMode::as_str).collect();
     let tested: BTreeSet<&str> = every_path().iter().map(|path| path.forwarding).collect();
     assert_eq!(tested, accepted);
 }

@@ -11,6 +11,12 @@ pub trait Named: Copy + 'static {
 
     /// Its name, which is unique.
     fn name(self) -> &'static str;
+
+    /// The value with this name.
+    #[must_use]
+    fn named(name: &str) -> Option<Self> {
+        Self::VALUES.iter().copied().find(|value| value.name() == name)
+    }
 }
 
 /// Declares an enum whose variants have names, each written behind its variant.

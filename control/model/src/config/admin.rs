@@ -9,7 +9,6 @@ use ipnet::IpNet;
 use super::files::Files;
 use super::listen::{address, clash};
 use super::page::{self, PageConfig};
-use super::section::section;
 use crate::yaml::{Field, Fields};
 
 /// The validated `admin` section.
@@ -19,14 +18,11 @@ pub struct AdminConfig {
     pub socket: PathBuf,
     /// `listen`: address of `/metrics`; `""` disables it. Default `127.0.0.1:9469`.
     pub listen: Option<SocketAddr>,
-    /// `healthz`: address of `/healthz`, `/livez`, `/readyz` and `/watchdog`; `""` disables them. Default
-    /// `0.0.0.0:10356`.
+    /// `healthz`: address of `/healthz`, `/livez`, `/readyz` and `/watchdog`; `None` for `""`.
     pub healthz: Option<SocketAddr>,
-    /// `healthzNetworks`: the networks whose hosts get answers from `healthz`, in addition to loopback addresses. If
-    /// empty (the default), all hosts do.
+    /// `healthzNetworks`: the networks whose hosts get answers from `healthz`; all if empty.
     pub healthz_networks: Vec<IpNet>,
-    /// `metricsPerBackend`: whether there are series for each backend of each service port. With many backends, they
-    /// make up most of the output. Default true.
+    /// `metricsPerBackend`: whether there are series for each backend of each service port.
     pub metrics_per_backend: bool,
     /// `page`: the status page for browsers; absent by default.
     pub page: Option<PageConfig>,
@@ -60,7 +56,7 @@ impl Default for EventsConfig {
     }
 }
 
-const KEEP: RangeInclusive<i64> = 100..=100_000;
+const KEEP: RangeInclusive<usize> = 100..=100_000;
 
 /// The maximum length of a Unix socket's path: `sun_path` in unix(7) without its terminating zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -75,25 +71,17 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AdminConfig {
         page: None,
         events: EventsConfig::default(),
     };
-    section(parent, "admin", |fields| {
+    parent.section("admin", |fields| {
         let fits = |t: &str| (1..=SOCKET_PATH_BYTES_MAX).contains(&t.len()) && !t.contains('\0');
         let accepted = format!("a path of 1 to {SOCKET_PATH_BYTES_MAX} bytes");
-        if let Some(path) = fields.get("socket").and_then(|f| f.string_where(fits, &accepted)) {
-            config.socket = PathBuf::from(path);
-        }
+        fields.set("socket", &mut config.socket, |f| f.string_where(fits, &accepted).map(PathBuf::from));
         let listen_field = fields.get("listen");
-        if let Some(listen) = listen_field.as_ref().and_then(address) {
-            config.listen = listen;
-        }
-        config.metrics_per_backend =
-            fields.get("metricsPerBackend").and_then(|f| f.boolean()).unwrap_or(true);
-        config.events =
-            section(fields, "events", |events| Some(decode_events(events, files))).unwrap_or_default();
-        config.healthz_networks = fields.items("healthzNetworks").iter().filter_map(Field::network).collect();
+        fields.set("listen", &mut config.listen, address);
+        fields.set("metricsPerBackend", &mut config.metrics_per_backend, Field::boolean);
+        config.events = fields.section("events", |events| decode_events(events, files)).unwrap_or_default();
+        config.healthz_networks = fields.each("healthzNetworks", Field::network);
         let healthz_field = fields.get("healthz");
-        if let Some(healthz) = healthz_field.as_ref().and_then(address) {
-            config.healthz = healthz;
-        }
+        fields.set("healthz", &mut config.healthz, address);
         if let (Some(listen), Some(healthz)) = (config.listen, config.healthz)
             && clash(listen, healthz)
         {
@@ -111,18 +99,16 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AdminConfig {
         }
         let taken = [("admin.listen", config.listen), ("admin.healthz", config.healthz)];
         config.page = page::decode(fields, files, taken);
-        Some(())
     });
     config
 }
 
 fn decode_events(fields: &Fields<'_>, files: &Files<'_>) -> EventsConfig {
     let defaults = EventsConfig::default();
-    let keep = fields.get("keep").and_then(|field| field.integer(KEEP));
     let accepted = "the path of a directory, or \"\" for none";
-    let directory = fields.get("directory").and_then(|f| f.string_where(|t| !t.contains('\0'), accepted));
+    let directory = fields.read("directory", |f| f.string_where(|t| !t.contains('\0'), accepted));
     EventsConfig {
-        keep: keep.and_then(|keep| usize::try_from(keep).ok()).unwrap_or(defaults.keep),
+        keep: fields.read("keep", |field| field.integer(KEEP)).unwrap_or(defaults.keep),
         directory: match directory.map(str::trim) {
             None => defaults.directory,
             Some("") => EventsDirectory::None,

@@ -2,6 +2,7 @@
 //!
 //! Runs after all sections were decoded. Keys with a fault have their defaults.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -20,8 +21,7 @@ use crate::yaml::Sheet;
 /// What is accepted as an address that the gateway answers for.
 const GATEWAYS_OWN: &str = "an address that no other host has";
 
-pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
-    let check = Check { sheet, config };
+pub(super) fn check(check: &Check<'_>) {
     check.interfaces();
     check.next_hops();
     check.snat();
@@ -34,17 +34,21 @@ pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
     check.flow_peers();
 }
 
-struct Check<'a> {
-    sheet: &'a Sheet,
-    config: &'a GatewayConfig,
+/// The configuration that is checked, and where faults are reported.
+pub(super) struct Check<'a> {
+    pub(super) sheet: &'a Sheet,
+    pub(super) config: &'a GatewayConfig,
 }
 
 impl Check<'_> {
     fn interfaces(&self) {
         let network = &self.config.dataplane.network;
         if network.interfaces.is_empty() && self.sheet.errors() == 0 {
-            let what = "dataplane.interfaces: no interface is configured, so nothing can be forwarded";
-            self.warn("dataplane.interfaces", what, "at least one interface with name and device");
+            self.warn(
+                "dataplane.interfaces",
+                "no interface is configured, so nothing can be forwarded",
+                "at least one interface with name and device",
+            );
         }
         let mut seen: Vec<(IpAddr, &str)> = Vec::new();
         for (i, interface) in network.interfaces.iter().enumerate() {
@@ -55,7 +59,7 @@ impl Check<'_> {
                     let field = format!("dataplane.interfaces[{i}].addresses[{j}]");
                     self.error(
                         &field,
-                        format!("{field}: {address} is also an address of the interface {other}"),
+                        format!("{address} is also an address of the interface {other}"),
                         "each address on only one interface",
                     );
                 }
@@ -73,14 +77,13 @@ impl Check<'_> {
             for (j, net) in interface.addresses.iter().map(IpNet::trunc).enumerate() {
                 let shares = |other: &&Interface| other.addresses.iter().any(|one| one.trunc() == net);
                 let is_host = net.prefix_len() == net.max_prefix_len();
-                if let Some(first) = interfaces[..i].iter().find(shares).filter(|_| !is_host) {
-                    let field = format!("dataplane.interfaces[{i}].addresses[{j}]");
+                if let Some(Interface { name, .. }) = interfaces[..i].iter().find(shares).filter(|_| !is_host)
+                {
                     let what = format!(
-                        "{field}: {net} is also a network of the interface {}, so packets to this network \
-                         leave on {} only",
-                        first.name, first.name
+                        "{net} is also a network of the interface {name}, so packets to this network leave on {name} only"
                     );
-                    self.warn(&field, &what, "each network on only one interface");
+                    let field = format!("dataplane.interfaces[{i}].addresses[{j}]");
+                    self.warn(&field, what, "each network on only one interface");
                 }
             }
         }
@@ -88,12 +91,11 @@ impl Check<'_> {
 
     /// Leases need an API server.
     fn layer2(&self) {
-        let is_directory = matches!(self.config.source, SourceConfig::Directory(_));
-        if self.config.announce.l2.mode == Layer2Mode::Lease && is_directory {
-            let what = "announce.l2.mode: Leases need an API server, but the source is a directory";
+        if self.config.announce.l2.mode == Layer2Mode::Lease && self.is_directory() {
+            let what = "Leases need an API server, but the source is a directory";
             self.error(
                 "announce.l2.mode",
-                what.to_owned(),
+                what,
                 "source.kubernetes, or one of the modes always, vrrp and off",
             );
         }
@@ -104,11 +106,13 @@ impl Check<'_> {
         let socket = self.config.flow_sharing_socket();
         if self.config.finds_flow_peers() && socket.ip().is_unspecified() {
             let what = format!(
-                "flowSharing.listen: {socket} is not a specific address, and no interface has an address of this \
-                 family, so other gateways cannot discover this gateway"
+                "{socket} is not a specific address, and no interface has an address of this family, so other gateways \
+                 cannot discover this gateway"
             );
-            self.error(
-                "flowSharing.mode",
+            // The default of the key has no position.
+            self.report(
+                ("flowSharing.listen", "flowSharing.mode"),
+                Diagnostic::error,
                 what,
                 "flowSharing.listen with an address of this gateway, or flowSharing.peers",
             );
@@ -119,24 +123,29 @@ impl Check<'_> {
     /// Services can get.
     fn flow_peers(&self) {
         let sharing = &self.config.flow_sharing;
-        let is_directory = matches!(self.config.source, SourceConfig::Directory(_));
         if sharing.mode == FlowSharing::None {
             return;
         }
-        if sharing.peers.is_empty() && is_directory {
-            let what = "flowSharing.peers: the list is empty, so no flows are shared: with source.directory, \
-                        gateways cannot discover each other";
-            self.warn("flowSharing.mode", what, "the flowSharing.listen addresses of all other gateways");
+        if sharing.peers.is_empty() && self.is_directory() {
+            self.report(
+                ("flowSharing.peers", "flowSharing.mode"),
+                Diagnostic::warning,
+                "the list is empty, so no flows are shared: with source.directory, gateways cannot discover each other",
+                "the flowSharing.listen addresses of all other gateways",
+            );
         }
         for (i, peer) in sharing.peers.iter().enumerate() {
             let contains = |range: &AddressRange| range.contains(peer.ip());
             if let Some(pool) = self.config.pools.iter().find(|pool| pool.ranges.iter().any(contains)) {
-                let field = format!("flowSharing.peers[{i}]");
                 let what = format!(
-                    "{field}: {peer} has an address of the pool {}, so a Service can get this address",
+                    "{peer} has an address of the pool {}, so a Service can get this address",
                     pool.name
                 );
-                self.warn(&field, &what, "the flowSharing.listen of another gateway");
+                self.warn(
+                    &format!("flowSharing.peers[{i}]"),
+                    what,
+                    "the flowSharing.listen of another gateway",
+                );
             }
         }
     }
@@ -148,23 +157,20 @@ impl Check<'_> {
         for (i, route) in network.routes.iter().enumerate() {
             let field = format!("dataplane.routes[{i}].via");
             if self.is_own(route.via) {
-                let what = format!("{field}: {} is an address of the gateway itself", route.via);
+                let what = format!("{} is an address of the gateway itself", route.via);
                 self.error(&field, what, "the address of a router");
             } else if !self.config.dataplane.is_on_link(route.via) {
-                self.error(&field, format!("{field}: {} is not on-link", route.via), &on_link);
+                self.error(&field, format!("{} is not on-link", route.via), &on_link);
             }
         }
         for (i, neighbor) in network.neighbors.iter().enumerate() {
             let field = format!("dataplane.neighbors[{i}].ip");
             if self.is_own(neighbor.ip) {
-                let what = format!("{field}: {} is an address of the gateway itself", neighbor.ip);
+                let what = format!("{} is an address of the gateway itself", neighbor.ip);
                 self.error(&field, what, "the address of a neighbour");
             } else if !self.config.dataplane.is_on_link(neighbor.ip) {
-                self.warn(
-                    &field,
-                    &format!("{field}: {} is not on-link, so the gateway never uses this entry", neighbor.ip),
-                    &on_link,
-                );
+                let what = format!("{} is not on-link, so the gateway never uses this entry", neighbor.ip);
+                self.warn(&field, what, &on_link);
             }
         }
     }
@@ -187,10 +193,9 @@ impl Check<'_> {
             && network.snat_addresses.is_empty()
             && !network.interfaces.is_empty()
         {
-            let what = "dataplane.snatAddresses: the list is empty, but the default forwarding mode fullnat needs an address: Services in this mode cannot be served";
             self.warn(
                 "dataplane.snatAddresses",
-                what,
+                "the list is empty, but the default forwarding mode fullnat needs an address: Services in this mode cannot be served",
                 "at least one address of each family, routed to the gateway",
             );
         }
@@ -198,16 +203,15 @@ impl Check<'_> {
         for (i, ip) in network.snat_addresses.iter().enumerate() {
             let field = format!("dataplane.snatAddresses[{i}]");
             if let Some((_, who)) = others.iter().find(|(other, _)| other == ip) {
-                self.error(&field, format!("{field}: {ip} is the address of {who}"), GATEWAYS_OWN);
+                self.error(&field, format!("{ip} is the address of {who}"), GATEWAYS_OWN);
             } else if let Some(interface) =
                 network.interfaces.iter().find(|i| i.addresses.iter().any(|a| a.addr() == *ip))
             {
+                let name = &interface.name;
                 let what = format!(
-                    "{field}: {ip} is also an address of the interface {}, so SNAT ports may collide \
-                     with ports of this host",
-                    interface.name
+                    "{ip} is also an address of the interface {name}, so SNAT ports may collide with ports of this host"
                 );
-                self.warn(&field, &what, "an address that no interface has");
+                self.warn(&field, what, "an address that no interface has");
             } else {
                 self.check_reachable(&field, &(*ip).into(), "answers of backends");
             }
@@ -218,9 +222,9 @@ impl Check<'_> {
     /// reads the kernel's routes announces it.
     fn check_reachable(&self, field: &str, source: &IpNet, lost: &str) {
         let announces = self.config.announce.bgp.is_some() || self.config.announce.kernel_routes.is_some();
-        let interfaces = &self.config.dataplane.network.interfaces;
-        let mut networks = interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::trunc);
-        if announces || interfaces.is_empty() || networks.any(|net| net.contains(source)) {
+        let mut networks = self.config.dataplane.interface_addresses().map(IpNet::trunc);
+        let has_none = self.config.dataplane.network.interfaces.is_empty();
+        if announces || has_none || networks.any(|net| net.contains(source)) {
             return;
         }
         let shown = if source.prefix_len() == source.max_prefix_len() {
@@ -229,28 +233,23 @@ impl Check<'_> {
             source.to_string()
         };
         let what = format!(
-            "{field}: {shown} is in no network of an interface, so {lost} get lost unless routers have a route to \
-             {shown} through this gateway"
+            "{shown} is in no network of an interface, so {lost} get lost unless routers have a route to {shown} \
+             through this gateway"
         );
-        self.warn(
-            field,
-            &what,
-            "an address in a network of dataplane.interfaces, or a route on every router",
-        );
+        self.warn(field, what, "an address in a network of dataplane.interfaces, or a route on every router");
     }
 
     /// Warns if no address is in `services.nodePortAddresses`: nothing would listen, and no Service would report why.
     /// Skipped if there are errors, because addresses with a fault are missing.
     fn node_ports(&self) {
         let networks = &self.config.services.node_port_addresses;
-        let interfaces = &self.config.dataplane.network.interfaces;
-        let mut own = interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::addr);
+        let has_interfaces = !self.config.dataplane.network.interfaces.is_empty();
+        let mut own = self.config.dataplane.interface_addresses().map(IpNet::addr);
         let serves_none = !own.any(|ip| networks.iter().any(|net| net.contains(&ip)));
-        if serves_none && !networks.is_empty() && !interfaces.is_empty() && self.sheet.errors() == 0 {
-            let what = "services.nodePortAddresses: no address of dataplane.interfaces is in these networks, so node ports and health-check node ports are not served";
+        if serves_none && !networks.is_empty() && has_interfaces && self.sheet.errors() == 0 {
             self.warn(
                 "services.nodePortAddresses",
-                what,
+                "no address of dataplane.interfaces is in these networks, so node ports and health-check node ports are not served",
                 "a network with an address of dataplane.interfaces, or an empty list",
             );
         }
@@ -260,16 +259,10 @@ impl Check<'_> {
     fn tunnel_peers(&self) {
         let network = &self.config.dataplane.network;
         for (i, ip) in network.tunnel_peers.iter().enumerate() {
-            let own = network.interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::addr);
-            let own = own.chain(network.snat_addresses.iter().copied());
             let is_source = network.tunnel_sources().any(|source| source.contains(&(*ip).into()));
-            if is_source || own.into_iter().any(|own| own == *ip) {
-                let field = format!("dataplane.tunnelPeers[{i}]");
-                self.error(
-                    &field,
-                    format!("{field}: {ip} is an address of this gateway"),
-                    "an address of another gateway",
-                );
+            if is_source || self.is_own(*ip) || network.snat_addresses.contains(ip) {
+                let what = format!("{ip} is an address of this gateway");
+                self.error(&format!("dataplane.tunnelPeers[{i}]"), what, "an address of another gateway");
             }
         }
     }
@@ -293,82 +286,73 @@ impl Check<'_> {
 
     /// Whether an interface has the address.
     fn is_own(&self, ip: IpAddr) -> bool {
-        let interfaces = &self.config.dataplane.network.interfaces;
-        interfaces.iter().flat_map(|interface| &interface.addresses).any(|net| net.addr() == ip)
+        self.config.dataplane.interface_addresses().any(|net| net.addr() == ip)
+    }
+
+    fn is_directory(&self) -> bool {
+        matches!(self.config.source, SourceConfig::Directory(_))
     }
 
     /// The sources of tunnels must belong to the gateway alone, because it answers for all of them. If the source is an
     /// interface's address, the check is where the other host is configured.
     fn tunnel_sources(&self) {
-        let network = &self.config.dataplane.network;
+        // The family identifies the entry, so its index is not needed.
+        const FIELD: &str = "dataplane.tunnelSource";
         let hosts = self.other_hosts();
         let is_separate = |source: &&TunnelPrefix| source.is_many() || !self.is_own(source.net().addr());
-        for source in network.tunnel_sources().filter(is_separate) {
-            let mut others = hosts.iter().filter(|(ip, _)| source.contains(&(*ip).into()));
-            if !source.is_many() {
-                if let Some((_, who)) = others.next() {
-                    let what = format!("dataplane.tunnelSource: {source} is the address of {who}");
-                    self.error("dataplane.tunnelSource", what, GATEWAYS_OWN);
-                } else {
-                    self.check_reachable(
-                        "dataplane.tunnelSource",
-                        &source.net(),
-                        "ICMP errors about tunnel packets",
-                    );
-                }
-                continue;
-            }
-            let networks = network.interfaces.iter().flat_map(|interface| &interface.addresses);
-            let mut networks = networks.filter(|net| source.net().contains(&net.trunc()));
-            let whole = AddressRange::new(source.net().network(), source.net().broadcast());
-            let pools = self.config.pools.iter().filter(|pool| {
-                pool.ranges.iter().any(|range| whole.is_some_and(|whole| whole.overlaps(range)))
-            });
-            let what = if let Some((ip, what)) = others.next() {
-                format!("contains {ip}, the address of {what}")
-            } else if let Some(net) = networks.find(|net| net.prefix_len() < net.max_prefix_len()) {
-                format!("contains all hosts of the network {}", net.trunc())
-            } else if let Some(pool) = pools.into_iter().next() {
-                format!("has addresses of the pool {}", pool.name)
-            } else {
-                self.check_reachable(
-                    "dataplane.tunnelSource",
-                    &source.net(),
-                    "ICMP errors about tunnel packets",
-                );
-                continue;
+        for source in self.config.dataplane.network.tunnel_sources().filter(is_separate) {
+            let fault = match hosts.iter().find(|(ip, _)| source.contains(&(*ip).into())) {
+                Some((ip, what)) if source.is_many() => Some(format!("contains {ip}, the address of {what}")),
+                Some((_, who)) => Some(format!("is the address of {who}")),
+                None => self.overlap(source).filter(|_| source.is_many()),
             };
-            // The family identifies the entry, so its index is not needed.
-            let what = format!("dataplane.tunnelSource: {source} {what}");
-            self.error("dataplane.tunnelSource", what, "a prefix of addresses that only the gateway has");
+            let only = if source.is_many() {
+                "a prefix of addresses that only the gateway has"
+            } else {
+                GATEWAYS_OWN
+            };
+            match fault {
+                Some(what) => self.error(FIELD, format_args!("{source} {what}"), only),
+                None => self.check_reachable(FIELD, &source.net(), "ICMP errors about tunnel packets"),
+            }
         }
+    }
+
+    /// The network of an interface or the pool that has addresses of a tunnel prefix.
+    fn overlap(&self, source: &TunnelPrefix) -> Option<String> {
+        let mut networks =
+            self.config.dataplane.interface_addresses().filter(|net| source.net().contains(&net.trunc()));
+        if let Some(net) = networks.find(|net| net.prefix_len() < net.max_prefix_len()) {
+            return Some(format!("contains all hosts of the network {}", net.trunc()));
+        }
+        let whole = AddressRange::from(source.net());
+        let mut pools = self.config.pools.iter();
+        let pool = pools.find(|pool| pool.ranges.iter().any(|range| whole.overlaps(range)))?;
+        Some(format!("has addresses of the pool {}", pool.name))
     }
 
     /// Each backend network must be part of a connected network or of a route other than a default route, because
     /// packets from it are accepted only on the interface that leads there.
     fn gateway(&self) {
         let network = &self.config.dataplane.network;
-        let connected =
-            network.interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::trunc);
+        let connected = self.config.dataplane.interface_addresses().map(IpNet::trunc);
         let routes = network.routes.iter().map(|route| route.to).filter(|to| to.prefix_len() > 0);
         let known: Vec<IpNet> = connected.chain(routes).collect();
         for (i, prefix) in network.gateway.prefixes.iter().enumerate() {
-            let field = format!("dataplane.gateway.prefixes[{i}]");
             if !known.iter().any(|net| net.contains(prefix)) {
-                let what = format!(
-                    "{field}: {prefix} is in no network of an interface or of a route other than a default route"
+                self.error(
+                    &format!("dataplane.gateway.prefixes[{i}]"),
+                    format!(
+                        "{prefix} is in no network of an interface or of a route other than a default route"
+                    ),
+                    "a part of a network of dataplane.interfaces, or of a route other than a default route",
                 );
-                let accepted =
-                    "a part of a network of dataplane.interfaces, or of a route other than a default route";
-                self.error(&field, what, accepted);
             }
         }
         if network.gateway.forward && network.gateway.prefixes.is_empty() {
-            let what = "dataplane.gateway.forward: the list of prefixes is empty, so no traffic of backends is \
-                        forwarded";
             self.warn(
                 "dataplane.gateway.forward",
-                what,
+                "the list of prefixes is empty, so no traffic of backends is forwarded",
                 "dataplane.gateway.prefixes with the networks of backends",
             );
         }
@@ -379,33 +363,49 @@ impl Check<'_> {
     fn masquerade(&self) {
         let network = &self.config.dataplane.network;
         for (i, net) in network.gateway.masquerade.iter().enumerate() {
-            let field = format!("dataplane.gateway.masquerade[{i}]");
             let is_v4 = net.addr().is_ipv4();
-            if !network.gateway.forward {
-                let what = format!(
-                    "{field}: the traffic of {net} is not forwarded, because dataplane.gateway.forward is refuse"
-                );
-                self.error(&field, what, "dataplane.gateway.forward: routes, or no masquerade");
+            let (what, accepted) = if !network.gateway.forward {
+                (
+                    format!(
+                        "the traffic of {net} is not forwarded, because dataplane.gateway.forward is refuse"
+                    ),
+                    "dataplane.gateway.forward: routes, or no masquerade",
+                )
             } else if !network.gateway.prefixes.iter().any(|prefix| prefix.contains(net)) {
-                let what = format!("{field}: {net} is in no network of dataplane.gateway.prefixes");
-                self.error(&field, what, "a network inside one of dataplane.gateway.prefixes");
+                (
+                    format!("{net} is in no network of dataplane.gateway.prefixes"),
+                    "a network inside one of dataplane.gateway.prefixes",
+                )
             } else if !network.snat_addresses.iter().any(|addr| addr.is_ipv4() == is_v4) {
                 let family = if is_v4 { "IPv4" } else { "IPv6" };
-                let what = format!("{field}: dataplane.snatAddresses has no {family} address");
-                self.error(
-                    &field,
-                    what,
+                (
+                    format!("dataplane.snatAddresses has no {family} address"),
                     "a network of the same family as an address in dataplane.snatAddresses",
-                );
-            }
+                )
+            } else {
+                continue;
+            };
+            self.error(&format!("dataplane.gateway.masquerade[{i}]"), what, accepted);
         }
     }
 
-    fn error(&self, field: &str, what: String, accepted: &str) {
-        self.sheet.push(Diagnostic::error(what).accepting(accepted).at(self.config.origin.field(field)));
+    pub(super) fn error(&self, field: &str, what: impl Display, accepted: &str) {
+        self.report((field, field), Diagnostic::error, what, accepted);
     }
 
-    fn warn(&self, field: &str, what: &str, accepted: &str) {
-        self.sheet.push(Diagnostic::warning(what).accepting(accepted).at(self.config.origin.field(field)));
+    fn warn(&self, field: &str, what: impl Display, accepted: &str) {
+        self.report((field, field), Diagnostic::warning, what, accepted);
+    }
+
+    /// Reports a fault of a field at the location of `at`.
+    fn report(
+        &self,
+        (field, at): (&str, &str),
+        severity: fn(String) -> Diagnostic,
+        what: impl Display,
+        accepted: &str,
+    ) {
+        let fault = severity(format!("{field}: {what}"));
+        self.sheet.push(fault.accepting(accepted).at(self.config.origin.field(at)));
     }
 }

@@ -9,8 +9,7 @@ use tidegate_spec::limits::{INTERFACES_MAX, TUNNEL_PEERS_MAX, WORKERS_MAX};
 use tidegate_spec::{GatewaySpec, NeighborSpec, NetworkSpec, RouteSpec, TunnelPrefix};
 use tidegate_wire::MacAddr;
 
-use super::section::section;
-use crate::yaml::{Field, Fields, Unknown, Value, text};
+use crate::yaml::{Field, Fields, Value, text};
 
 /// The validated `dataplane` section.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,31 +22,24 @@ pub struct DataplaneConfig {
     pub memory: Memory,
     /// `flowTable.entriesPerCore`: the number of flows in each worker's table, 1,024 to 2^28. Default 1048576.
     pub flow_entries_per_core: u32,
-    /// `flowTable.servicePercent`: the percentage of `entriesPerCore` that one service port may use once the table
-    /// contains that many flows; 1 to 100. Default 50; 100 means no limit. The table has space for half as many flows
-    /// again, which other service ports can use.
+    /// `flowTable.servicePercent`: the share of one service port in a full table. The table has space for half as many
+    /// flows again, which other service ports can use.
     pub flow_service_percent: u8,
-    /// `flowTable.directory`: the directory, on tmpfs, in which flow tables survive a restart of the process. Default
-    /// `/run/tidegate/flows`; `None` for `""`.
+    /// `flowTable.directory`: where flow tables survive a restart of the process; `None` for `""`.
     pub flow_directory: Option<PathBuf>,
-    /// The network. Names of interfaces are unique, and next hops are on-link. Lists are empty by default, and the
-    /// policy has its own default.
-    ///
-    /// - `tunnelSource`: at most one entry of each family, an address or a prefix (IPv4 /24 to /32, IPv6 /48 to /128)
-    ///   from which a hash of the flow selects the address. Default: for each family the first address of the first
-    ///   interface that has one.
-    /// - `gateway`: the backend networks whose own traffic is refused, forwarded or masqueraded.
-    /// - `oversized`, `routersAsClients`, `unknownFlows` and `services.unservedPorts` set the policy.
+    /// The network. Names of interfaces are unique, and next hops are on-link. `tunnelSource` defaults to the first
+    /// address of each family, and `services.unservedPorts` and `selectionKey` are in the policy.
     pub network: NetworkSpec<Interface>,
 }
 
-/// How a worker waits while there is nothing to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Idle {
-    /// It polls again at once: the lowest latency, and the core is always busy.
-    Poll,
-    /// It sleeps for increasing times, and polls at once again under load.
-    Adaptive,
+tidegate_wire::named! {
+    /// How a worker waits while there is nothing to do.
+    pub enum Idle {
+        /// It polls again at once: the lowest latency, and the core is always busy.
+        Poll => "poll",
+        /// It sleeps for increasing times, and polls at once again under load.
+        Adaptive => "adaptive",
+    }
 }
 
 /// Memory of DPDK.
@@ -77,9 +69,14 @@ pub struct Interface {
 }
 
 impl DataplaneConfig {
+    /// The own addresses of all interfaces, each with its on-link network.
+    pub(super) fn interface_addresses(&self) -> impl Iterator<Item = &IpNet> {
+        self.network.interfaces.iter().flat_map(|interface| &interface.addresses)
+    }
+
     /// Whether `ip` is on the link of an interface.
     pub(super) fn is_on_link(&self, ip: IpAddr) -> bool {
-        self.network.interfaces.iter().flat_map(|i| &i.addresses).any(|net| net.contains(&ip))
+        self.interface_addresses().any(|net| net.contains(&ip))
     }
 }
 
@@ -93,41 +90,25 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
         flow_directory: Some(PathBuf::from("/run/tidegate/flows")),
         network: NetworkSpec::default(),
     };
-    section(parent, "dataplane", |fields| {
-        if let Some(list) = fields.get("cores") {
-            config.cores = cores(&list);
-        }
-        let idle =
-            fields.get("idle").and_then(|f| f.one_of(&[("poll", Idle::Poll), ("adaptive", Idle::Adaptive)]));
-        config.idle = idle.unwrap_or(config.idle);
-        section(fields, "memory", |memory| {
-            let hugepages = memory.get("hugepages").and_then(|f| f.boolean());
-            config.memory.hugepages = hugepages.unwrap_or(config.memory.hugepages);
-            let size = memory.get("sizeMiB").and_then(|f| f.integer(64..=1_048_576));
-            config.memory.size_mib =
-                size.and_then(|n| u32::try_from(n).ok()).unwrap_or(config.memory.size_mib);
-            Some(())
+    parent.section("dataplane", |fields| {
+        fields.set("cores", &mut config.cores, |f| Some(cores(f)));
+        fields.set("idle", &mut config.idle, Field::named);
+        fields.section("memory", |memory| {
+            memory.set("hugepages", &mut config.memory.hugepages, Field::boolean);
+            memory.set("sizeMiB", &mut config.memory.size_mib, |f| f.integer(64..=1_048_576));
         });
-        section(fields, "flowTable", |table| {
-            let entries = table.get("entriesPerCore").and_then(|f| f.integer(1024..=1 << 28));
-            let entries = entries.and_then(|n| u32::try_from(n).ok());
-            config.flow_entries_per_core = entries.unwrap_or(config.flow_entries_per_core);
-            let percent = table.get("servicePercent").and_then(|f| f.integer(1..=100));
-            let percent = percent.and_then(|n| u8::try_from(n).ok());
-            config.flow_service_percent = percent.unwrap_or(config.flow_service_percent);
-            let directory = table.get("directory");
-            let directory =
-                directory.and_then(|f| f.string_where(is_directory, DIRECTORY).map(PathBuf::from));
-            if let Some(directory) = directory {
-                config.flow_directory = (!directory.as_os_str().is_empty()).then_some(directory);
-            }
-            Some(())
+        fields.section("flowTable", |table| {
+            table.set("entriesPerCore", &mut config.flow_entries_per_core, |f| f.integer(1024..=1 << 28));
+            table.set("servicePercent", &mut config.flow_service_percent, |f| f.integer(1..=100));
+            table.set("directory", &mut config.flow_directory, |f| {
+                let directory = f.string_where(|d| d.is_empty() || d.starts_with('/'), DIRECTORY)?;
+                Some((!directory.is_empty()).then(|| PathBuf::from(directory)))
+            });
         });
         config.network = network(fields);
-        Some(())
     });
     let first = |v4: bool| {
-        let mut own = config.network.interfaces.iter().flat_map(|i| i.addresses.iter().map(IpNet::addr));
+        let mut own = config.interface_addresses().map(IpNet::addr);
         own.find(|ip| ip.is_ipv4() == v4).map(TunnelPrefix::from)
     };
     let (first_v4, first_v6) = (first(true), first(false));
@@ -149,13 +130,11 @@ fn network(fields: &Fields<'_>) -> NetworkSpec<Interface> {
     };
     tunnel_sources(fields, &mut network);
     let policy = &mut network.policy;
-    if let Some(are_clients) = fields.get("routersAsClients").and_then(|f| f.boolean()) {
-        policy.serve_routers = are_clients;
-    }
-    let oversized = fields.get("oversized").and_then(|f| f.one_of(&[("fragment", true), ("answer", false)]));
-    policy.fragment_ipv4 = oversized.unwrap_or(policy.fragment_ipv4);
-    let unknown = fields.get("unknownFlows").and_then(|f| f.one_of(&[("reset", true), ("drop", false)]));
-    policy.reset_unknown_flows = unknown.unwrap_or(policy.reset_unknown_flows);
+    fields.set("routersAsClients", &mut policy.serve_routers, Field::boolean);
+    let oversized = [("fragment", true), ("answer", false)];
+    fields.set("oversized", &mut policy.fragment_ipv4, |f| f.one_of(&oversized));
+    let unknown = [("reset", true), ("drop", false)];
+    fields.set("unknownFlows", &mut policy.reset_unknown_flows, |f| f.one_of(&unknown));
     network
 }
 
@@ -172,9 +151,8 @@ fn tunnel_peers(parent: &Fields<'_>) -> Vec<IpAddr> {
 }
 
 fn cores(list: &Field<'_>) -> Vec<u16> {
-    let core = |f: &Field<'_>| f.integer(0..=1023).and_then(|n| u16::try_from(n).ok());
     let items = list.list();
-    let cores = unique(&items, core);
+    let cores = unique(&items, |f| f.integer(0..=1023));
     let is_list = matches!(list.node.value, Value::Sequence(_));
     if is_list && !(1..=WORKERS_MAX).contains(&items.len()) {
         list.error(
@@ -196,9 +174,7 @@ fn interfaces(parent: &Fields<'_>) -> Vec<Interface> {
     }
     let mut names = BTreeMap::new();
     let mut devices = BTreeMap::new();
-    let mut decoded = Vec::new();
-    for item in &items {
-        let Some(fields) = item.fields() else { continue };
+    parent.sections("interfaces", |fields| {
         let name = fields.required("name", "a name such as uplink");
         let name = name.and_then(|f| {
             let name = f.string_where(is_interface_name, "a name of 1 to 32 letters, digits, -, _ and .")?;
@@ -210,9 +186,9 @@ fn interfaces(parent: &Fields<'_>) -> Vec<Interface> {
             (!exclusive || once(&mut devices, device, &f)).then(|| device.trim().to_owned())
         });
         let addresses = unique(&fields.items("addresses"), own_address);
-        let mac = fields.get("mac").and_then(|f| f.parsed(text::mac, text::MAC)).map(MacAddr);
+        let mac = fields.read("mac", |f| f.parsed(text::mac, text::MAC)).map(MacAddr);
         let mtu_field = fields.get("mtu");
-        let mtu = mtu_field.as_ref().and_then(|f| f.integer(576..=9216)).and_then(|n| u16::try_from(n).ok());
+        let mtu = mtu_field.as_ref().and_then(|f| f.integer(576..=9216));
         if let (Some(field), Some(mtu)) = (&mtu_field, mtu)
             && mtu < 1280
             && addresses.iter().any(|a| a.addr().is_ipv6())
@@ -222,20 +198,12 @@ fn interfaces(parent: &Fields<'_>) -> Vec<Interface> {
                 "1280 to 9216 with IPv6 addresses",
             );
         }
-        let vlan = fields.get("vlan").and_then(|f| f.integer(1..=4094)).and_then(|n| u16::try_from(n).ok());
-        fields.finish(Unknown::Refused);
-        if let (Some(name), Some(device)) = (name, device) {
-            decoded.push(Interface { name, device, addresses, mac, mtu: mtu.unwrap_or(1500), vlan });
-        }
-    }
-    decoded
+        let vlan = fields.read("vlan", |f| f.integer(1..=4094));
+        Some(Interface { name: name?, device: device?, addresses, mac, mtu: mtu.unwrap_or(1500), vlan })
+    })
 }
 
 const DIRECTORY: &str = "an absolute path of a directory on tmpfs, or \"\"";
-
-fn is_directory(path: &str) -> bool {
-    path.is_empty() || path.starts_with('/')
-}
 
 const DEVICE: &str =
     "a DPDK virtual device such as net_af_packet,iface=eth1, or a PCI address such as 0000:3b:00.0";
@@ -247,48 +215,35 @@ fn is_interface_name(name: &str) -> bool {
 
 fn routes(parent: &Fields<'_>) -> Vec<RouteSpec> {
     let mut seen = BTreeMap::new();
-    let mut decoded = Vec::new();
-    for item in parent.items("routes") {
-        let Some(fields) = item.fields() else { continue };
+    parent.sections("routes", |fields| {
         let to = fields.required("to", text::CIDR).and_then(|f| {
             let to = f.network()?;
             once(&mut seen, to, &f).then_some(to)
         });
         let via = fields.required("via", "the address of an on-link router").and_then(|f| host_address(&f));
-        fields.finish(Unknown::Refused);
-        if let (Some(to), Some(via)) = (to, via) {
-            decoded.push(RouteSpec { to, via });
-        }
-    }
-    decoded
+        Some(RouteSpec { to: to?, via: via? })
+    })
 }
 
 fn neighbors(parent: &Fields<'_>) -> Vec<NeighborSpec> {
     let mut seen = BTreeMap::new();
-    let mut decoded = Vec::new();
-    for item in parent.items("neighbors") {
-        let Some(fields) = item.fields() else { continue };
+    parent.sections("neighbors", |fields| {
         let ip = fields.required("ip", text::IP).and_then(|f| {
             let ip = host_address(&f)?;
             once(&mut seen, ip, &f).then_some(ip)
         });
         let mac = fields.required("mac", text::MAC).and_then(|f| f.parsed(text::mac, text::MAC));
-        fields.finish(Unknown::Refused);
-        if let (Some(ip), Some(mac)) = (ip, mac) {
-            decoded.push(NeighborSpec { ip, mac: MacAddr(mac) });
-        }
-    }
-    decoded
+        Some(NeighborSpec { ip: ip?, mac: MacAddr(mac?) })
+    })
 }
 
 fn gateway(parent: &Fields<'_>) -> GatewaySpec {
     let mut gateway = GatewaySpec::default();
-    section(parent, "gateway", |fields| {
+    parent.section("gateway", |fields| {
         gateway.prefixes = unique(&fields.items("prefixes"), backend_network);
-        let forward = fields.get("forward").and_then(|f| f.one_of(&[("refuse", false), ("routes", true)]));
-        gateway.forward = forward.unwrap_or(gateway.forward);
+        let forward = [("refuse", false), ("routes", true)];
+        fields.set("forward", &mut gateway.forward, |f| f.one_of(&forward));
         gateway.masquerade = unique(&fields.items("masquerade"), backend_network);
-        Some(())
     });
     gateway
 }

@@ -3,7 +3,6 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::section::section;
 use crate::yaml::Fields;
 
 /// The validated `drain` section.
@@ -11,8 +10,7 @@ use crate::yaml::Fields;
 pub struct DrainConfig {
     /// `quiet`: a draining gateway is drained when no packet has arrived for this time. Default 5 seconds.
     pub quiet: Duration,
-    /// `stopTimeout`: how long the gateway waits after SIGTERM until it is drained. Default: see
-    /// [`DrainConfig::stop_timeout`].
+    /// `stopTimeout`. Default: see [`DrainConfig::stop_timeout`].
     pub stop_timeout: Option<Duration>,
 }
 
@@ -40,10 +38,9 @@ impl DrainConfig {
 
 pub(super) fn decode(parent: &Fields<'_>) -> DrainConfig {
     let mut config = DrainConfig::default();
-    section(parent, "drain", |fields| {
-        config.quiet = fields.get("quiet").and_then(|f| f.duration(QUIET)).unwrap_or(config.quiet);
-        config.stop_timeout = fields.get("stopTimeout").and_then(|f| f.duration(STOP));
-        Some(())
+    parent.section("drain", |fields| {
+        fields.set("quiet", &mut config.quiet, |f| f.duration(QUIET));
+        config.stop_timeout = fields.read("stopTimeout", |f| f.duration(STOP));
     });
     config
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use crate::bounded_file::{self, FILE_BYTES_MAX};
 use crate::fnv::{self, fnv1a};
-use crate::yaml::Field;
+use crate::yaml::{Field, Fields, Value};
 
 /// The directory for copies in the state directory. It has a subdirectory for each gateway.
 const COPIES: &str = "lists";
@@ -71,27 +71,6 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Reads the file with a secret that `field` names, such as a mounted Secret. `read` gets its path and its text, and
-    /// reports a fault in it without repeating the text. No copy of it is kept.
-    pub(super) fn secret<T>(
-        &self,
-        field: &Field<'_>,
-        read: impl FnOnce(&Path, &str) -> Option<T>,
-    ) -> Option<T> {
-        let path = self.base.join(field.string_where(|t| !t.trim().is_empty(), "the path of a file")?);
-        self.keep_secret(field, &path);
-        let secret = match bounded_file::read(&path, SECRET_FILE_BYTES_MAX) {
-            // Text that is not UTF-8 is not a secret, and is reported as such.
-            Ok(bytes) => read(&path, &String::from_utf8_lossy(&bytes)),
-            Err(error) => {
-                field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
-                None
-            }
-        };
-        self.count(usize::from(secret.is_none()));
-        secret
-    }
-
     /// Warns about a file with a secret that every user of this machine can read.
     pub(super) fn keep_secret(&self, field: &Field<'_>, path: &Path) {
         const OTHERS_READ: u32 = 0o004;
@@ -112,6 +91,51 @@ impl<'a> Files<'a> {
         }
     }
 
+    /// Reads a key that is given as `value` or in a `file`. Errors never repeat the text, which may be most of a key.
+    pub(super) fn key<T>(
+        &self,
+        fields: &Fields<'_>,
+        parse: impl Fn(&str) -> Option<T>,
+        accepted: &str,
+    ) -> Option<T> {
+        let read = |field: &Field<'_>, text: &str| {
+            let key = parse(text.trim());
+            if key.is_none() {
+                let count = text.trim().chars().count();
+                field.error(format_args!("the text of {count} characters is not a key"), accepted);
+            }
+            key
+        };
+        if let Some(value) = fields.get("value") {
+            let text = value.secret(accepted)?;
+            self.keep_inline_secret(&value, text);
+            return read(&value, text);
+        }
+        fields.read("file", |file| self.secret(file, |_, text| read(file, text)))
+    }
+
+    /// Reads the file with a secret that `field` names, such as a mounted Secret. `read` gets its path and its text, and
+    /// reports a fault in it without repeating the text. No copy of it is kept: a gateway with an outdated key would
+    /// choose other backends than its peers.
+    pub(super) fn secret<T>(
+        &self,
+        field: &Field<'_>,
+        read: impl FnOnce(&Path, &str) -> Option<T>,
+    ) -> Option<T> {
+        let path = self.base.join(field.not_blank("the path of a file")?);
+        self.keep_secret(field, &path);
+        let secret = match bounded_file::read(&path, SECRET_FILE_BYTES_MAX) {
+            // Text that is not UTF-8 is not a secret, and is reported as such.
+            Ok(bytes) => read(&path, &String::from_utf8_lossy(&bytes)),
+            Err(error) => {
+                field.error(format_args!("{} cannot be read: {error}", path.display()), error.accepted());
+                None
+            }
+        };
+        self.count(usize::from(secret.is_none()));
+        secret
+    }
+
     /// The copy of the list at `path`, if there is one and it may be used.
     pub(super) fn copy(&self, path: &Path) -> Option<Vec<u8>> {
         bounded_file::read(&copy_of(self.copies.as_deref()?, path), FILE_BYTES_MAX).ok()
@@ -120,4 +144,26 @@ impl<'a> Files<'a> {
     pub(super) fn count(&self, errors: usize) {
         self.errors.set(self.errors.get() + errors);
     }
+}
+
+/// Whether a key is given as `value` and in a `file`, which is reported.
+pub(super) fn is_given_twice(fields: &Fields<'_>) -> bool {
+    let (Some(_), Some(file)) = (fields.get("value"), fields.get("file")) else { return false };
+    file.error("both value and file are given", "either value or file");
+    true
+}
+
+/// Reads the mapping `key`, which contains a secret, with `read`. If the secret is written in place of the mapping,
+/// the error does not repeat it.
+pub(super) fn secret_section<'f, T>(
+    parent: &Fields<'f>,
+    key: &'static str,
+    read: impl FnOnce(&Fields<'f>) -> Option<T>,
+) -> Option<T> {
+    if let Some(field) = parent.get(key).filter(|field| !matches!(field.node.value, Value::Mapping(_))) {
+        let accepted = format!("{key}: {{file: FILE}} or {key}: {{value: KEY}}");
+        field.error("the value is not a mapping", accepted);
+        return None;
+    }
+    parent.section(key, read).flatten()
 }

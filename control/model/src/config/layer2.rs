@@ -4,8 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::section::section;
-use crate::yaml::{Field, Fields};
+use crate::yaml::{Field, Fields, text};
 
 /// The validated `announce.l2` section.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,17 +17,18 @@ pub struct Layer2Config {
     pub vrrp: VrrpConfig,
 }
 
-/// How the gateway that answers for a VIP is chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layer2Mode {
-    /// This gateway answers for every VIP, because it is the only gateway on the link.
-    Always,
-    /// No gateway answers, because routes lead to the VIPs.
-    Off,
-    /// The owner of a Lease at the API server answers for a group of VIPs.
-    Lease,
-    /// The master of a VRRP group answers for the VIPs of the group. keepalived determines the master.
-    Vrrp,
+tidegate_wire::named! {
+    /// How the gateway that answers for a VIP is chosen.
+    pub enum Layer2Mode {
+        /// This gateway answers for every VIP, because it is the only gateway on the link.
+        Always => "always",
+        /// The owner of a Lease at the API server answers for a group of VIPs.
+        Lease => "lease",
+        /// The master of a VRRP group answers for the VIPs of the group. keepalived determines the master.
+        Vrrp => "vrrp",
+        /// No gateway answers, because routes lead to the VIPs.
+        Off => "off",
+    }
 }
 
 /// `announce.l2.lease`.
@@ -83,51 +83,24 @@ const PATH: &str = "an absolute path of 1 to 4095 bytes";
 
 pub(super) fn decode(announce: &Fields<'_>) -> Layer2Config {
     let mut config = Layer2Config::default();
-    section(announce, "l2", |l2| {
-        let modes = [
-            ("always", Layer2Mode::Always),
-            ("lease", Layer2Mode::Lease),
-            ("vrrp", Layer2Mode::Vrrp),
-            ("off", Layer2Mode::Off),
-        ];
-        config.mode = l2.get("mode").and_then(|f| word(&f, &modes)).unwrap_or(config.mode);
-        section(l2, "lease", |lease| {
+    announce.section("l2", |l2| {
+        l2.set("mode", &mut config.mode, Field::named);
+        l2.section("lease", |lease| {
             let into = &mut config.lease;
-            let is_name = crate::yaml::text::is_rfc1123_subdomain;
-            let namespace =
-                lease.get("namespace").and_then(|f| f.string_where(is_name, "the name of a namespace"));
-            into.namespace = namespace.map_or_else(|| into.namespace.clone(), str::to_owned);
-            let takeover = lease.get("takeover").and_then(|f| f.duration(TAKEOVER));
-            into.takeover = takeover.unwrap_or(into.takeover);
-            let delay = lease.get("handBackDelay").and_then(|f| f.duration(HAND_BACK_DELAY));
-            into.hand_back_delay = delay.unwrap_or(into.hand_back_delay);
-            Some(())
+            let name = |f: &Field<'_>| f.owned_where(text::is_rfc1123_subdomain, "the name of a namespace");
+            lease.set("namespace", &mut into.namespace, name);
+            lease.set("takeover", &mut into.takeover, |f| f.duration(TAKEOVER));
+            lease.set("handBackDelay", &mut into.hand_back_delay, |f| f.duration(HAND_BACK_DELAY));
         });
-        section(l2, "vrrp", |vrrp| {
+        l2.section("vrrp", |vrrp| {
             let into = &mut config.vrrp;
             let is_path = |text: &str| text.starts_with('/') && text.len() < 4096;
-            let fifo = vrrp.get("fifo").and_then(|f| f.string_where(is_path, PATH));
-            into.fifo = fifo.map_or_else(|| into.fifo.clone(), PathBuf::from);
-            if let Some(field) = vrrp.get("groups") {
-                into.groups = groups(&field);
-            }
-            let timeout = vrrp.get("heartbeatTimeout").and_then(|f| f.duration(HEARTBEAT_TIMEOUT));
-            into.heartbeat_timeout = timeout.unwrap_or(into.heartbeat_timeout);
-            Some(())
+            vrrp.set("fifo", &mut into.fifo, |f| f.string_where(is_path, PATH).map(PathBuf::from));
+            vrrp.set("groups", &mut into.groups, |f| Some(groups(f)));
+            vrrp.set("heartbeatTimeout", &mut into.heartbeat_timeout, |f| f.duration(HEARTBEAT_TIMEOUT));
         });
-        Some(())
     });
     config
-}
-
-/// `off` is a boolean of YAML 1.1, so the word is read as written.
-fn word(field: &Field<'_>, choices: &[(&str, Layer2Mode)]) -> Option<Layer2Mode> {
-    let written = super::section::scalar_text(field.node).unwrap_or_default();
-    let found = choices.iter().find(|(name, _)| *name == written).map(|(_, mode)| *mode);
-    if found.is_none() {
-        field.error(format_args!("{} is not accepted", field.node.describe()), "always, lease, vrrp, off");
-    }
-    found
 }
 
 fn groups(field: &Field<'_>) -> Vec<String> {

@@ -1,8 +1,8 @@
 //! `gateway.yaml`: the configuration of this gateway, decoded and validated as a whole.
 //!
 //! [`load`] reads a file and [`parse`] a text; both report every fault. The raw form is the YAML tree. The validated
-//! form is [`GatewayConfig`], which needs no further checks. Each section has its own module. Field comments document
-//! a key for developers, and [`keys`] documents it for operators.
+//! form is [`GatewayConfig`], which needs no further checks. Each section has its own module. The comment of a field
+//! names its key, and [`keys`] describes it for operators.
 //!
 //! Nothing here reads devices, addresses of the host or manifests. The result depends only on the file, the files that
 //! it names (or their copies) and their permissions, the variables that `expand` reads from the environment, and the
@@ -27,7 +27,6 @@ mod page;
 mod passive_health;
 mod pools;
 mod protection;
-mod section;
 mod selection_key;
 mod self_check;
 mod services;
@@ -45,20 +44,19 @@ pub use files::{List, copies, copy_of};
 pub use flow_sharing::{FlowSharing, FlowSharingConfig, FlowSharingKey, reaches};
 pub use gateway::{GatewayConfig, NodeConfig};
 pub use health::{
-    DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
-    HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
+    DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOLS_LATER, HEALTH_THRESHOLD,
+    HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path,
 };
 pub use layer2::{Layer2Config, Layer2Mode, LeaseConfig, VrrpConfig};
 pub use page::{PageConfig, PageToken};
 pub use passive_health::{PASSIVE_HEALTH_ACCEPTED, passive_health};
 pub use pools::pool;
-pub use protection::{ProtectionConfig, SYN_COOKIES_ACCEPTED, syn_cookies};
+pub use protection::ProtectionConfig;
 pub use self_check::SelfCheckConfig;
 pub use services::{
-    FLOW_TRACKING_ACCEPTED, FORWARDING_ACCEPTED, FlowTracking, ForwardingMode, HASH_ACCEPTED, HashInput,
-    MSS_CLAMP_ACCEPTED, MssClamp, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED,
-    SLOW_START_ACCEPTED, Scheduler, ServiceDefaults, ServicesConfig, TARGET_ACCEPTED, Target, VENDORS, Word,
-    flow_tracking, forwarding, hash_input, mss_clamp, scheduler, slow_start, table_size, target,
+    FlowTracking, ForwardingMode, HashInput, MSS_CLAMP_ACCEPTED, MssClamp, NoEndpoints, OtherFamily,
+    PodRoutes, SCHEDULER_ACCEPTED, SLOW_START_ACCEPTED, Scheduler, ServiceDefaults, ServicesConfig, Target,
+    VENDORS, mss_clamp, scheduler, slow_start, table_size,
 };
 pub use source::{DirectoryConfig, ENDPOINT_SLICES_MIB, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
 pub use tunnels::{
@@ -72,9 +70,10 @@ use std::sync::Arc;
 
 use crate::bounded_file::{self, FILE_BYTES_MAX};
 use crate::diagnostic::{Diagnostic, Location, Report};
-use crate::yaml::{Field, Node, Sheet, Unknown};
+use crate::objects::Labels;
+use crate::yaml::{Field, Node, Sheet, Unknown, text};
+use cross_checks::Check;
 use files::Files;
-use section::section;
 
 /// `apiVersion` of the configuration.
 pub const API_VERSION: &str = "tidegate.dev/v1alpha1";
@@ -82,7 +81,7 @@ pub const API_VERSION: &str = "tidegate.dev/v1alpha1";
 pub const KIND: &str = "GatewayConfig";
 
 /// The result of reading a configuration.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Loaded {
     /// The configuration, if there was no error.
     pub config: Option<GatewayConfig>,
@@ -105,15 +104,7 @@ pub struct Loaded {
 impl Loaded {
     /// The result for a file that cannot be read.
     fn unreadable(fault: Diagnostic) -> Self {
-        Self {
-            config: None,
-            draft: None,
-            source: None,
-            report: [fault].into_iter().collect(),
-            lists: Vec::new(),
-            copied: Vec::new(),
-            only_files_refused: false,
-        }
+        Self { report: [fault].into_iter().collect(), ..Self::default() }
     }
 }
 
@@ -228,27 +219,21 @@ fn decode(
     let base = files.base;
     let document = Field::document(sheet, root);
     let fields = document.fields()?;
-    if let Some(field) = fields.required("apiVersion", API_VERSION) {
-        field.one_of(&[(API_VERSION, ())]);
+    for (key, accepted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+        fields.required(key, accepted).and_then(|field| field.one_of(&[(accepted, ())]));
     }
-    if let Some(field) = fields.required("kind", KIND) {
-        field.one_of(&[(KIND, ())]);
-    }
-    let metadata = section(&fields, "metadata", |metadata| {
-        let name =
-            metadata.get("name").and_then(|f| f.string_where(crate::yaml::text::is_rfc1123_subdomain, NAME));
-        let labels = metadata.get("labels").map(|f| pools::valid_labels(&f)).unwrap_or_default();
-        Some((name.map(str::to_owned), labels))
+    let (mut name, mut labels) = ("gateway".to_owned(), Labels::new());
+    fields.section("metadata", |metadata| {
+        metadata.set("name", &mut name, |f| f.owned_where(text::is_rfc1123_subdomain, NAME));
+        metadata.set("labels", &mut labels, |f| Some(pools::valid_labels(f)));
     });
-    let (name, labels) = metadata.unwrap_or_default();
-    let node = section(&fields, "node", |node| {
-        let text = |key| Some(node.get(key)?.string()?.to_owned()).filter(|t: &String| !t.is_empty());
-        Some(NodeConfig { name: text("name"), zone: text("zone") })
+    let node = fields.section("node", |node| {
+        let text = |key| node.read(key, Field::string).filter(|text| !text.is_empty()).map(str::to_owned);
+        NodeConfig { name: text("name"), zone: text("zone") }
     });
     let source = source::decode(&fields, files);
     let mut dataplane = dataplane::decode(&fields, host_cores);
     let services = services::decode(&fields, &mut dataplane.network.policy);
-    let name = name.unwrap_or_else(|| "gateway".to_owned());
     if copies == Copies::Used {
         let default = SourceConfig::default_in(base);
         let state = source.as_ref().unwrap_or(&default).state_directory();
@@ -278,8 +263,9 @@ fn decode(
         origin: sheet.origin(root),
     };
     fields.finish(Unknown::Refused);
-    cross_checks::check(sheet, &config);
-    announce::check(sheet, &config);
+    let check = Check { sheet, config: &config };
+    cross_checks::check(&check);
+    announce::check(&check);
     Some((config, source))
 }
 

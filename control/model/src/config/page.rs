@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use super::files::Files;
 use super::listen::{address, clash};
-use super::section::section;
 use crate::yaml::Fields;
 
 /// The validated `admin.page` section.
@@ -44,7 +43,7 @@ pub(super) fn decode(
     files: &Files<'_>,
     taken: [(&str, Option<SocketAddr>); 2],
 ) -> Option<PageConfig> {
-    section(parent, "page", |fields| {
+    let page = parent.section("page", |fields| {
         let (field, file) = (fields.get("listen"), fields.get("tokenFile"));
         let listen = field.as_ref().and_then(address).flatten();
         let token = file.as_ref().map(|file| {
@@ -74,7 +73,8 @@ pub(super) fn decode(
             );
         }
         Some(PageConfig { listen, token: token.flatten() })
-    })
+    });
+    page.flatten()
 }
 
 fn token(text: &str) -> Option<PageToken> {

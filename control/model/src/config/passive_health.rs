@@ -6,7 +6,6 @@ use std::time::Duration;
 use tidegate_spec::PassiveHealth;
 use tidegate_spec::limits::RETRIES_MAX;
 
-use super::section::section;
 use crate::yaml::Fields;
 
 const SET_ASIDE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
@@ -25,17 +24,11 @@ pub fn passive_health(word: &str) -> Option<bool> {
 
 pub(super) fn decode(health: &Fields<'_>) -> PassiveHealth {
     let mut rules = PassiveHealth::default();
-    section(health, "passive", |fields| {
-        let number = |key, range: RangeInclusive<u8>| {
-            let number = fields.get(key)?.integer(i64::from(*range.start())..=i64::from(*range.end()))?;
-            u8::try_from(number).ok()
-        };
-        rules.failures = number("failures", 0..=100).unwrap_or(rules.failures);
-        rules.retries = number("retries", 0..=RETRIES_MAX).unwrap_or(rules.retries);
-        rules.share_max = number("maxShare", 1..=100).unwrap_or(rules.share_max);
-        let aside = fields.get("setAside").and_then(|field| field.duration(SET_ASIDE));
-        rules.set_aside = aside.unwrap_or(rules.set_aside);
-        Some(())
+    health.section("passive", |fields| {
+        fields.set("failures", &mut rules.failures, |f| f.integer(0..=100));
+        fields.set("retries", &mut rules.retries, |f| f.integer(0..=RETRIES_MAX));
+        fields.set("maxShare", &mut rules.share_max, |f| f.integer(1..=100));
+        fields.set("setAside", &mut rules.set_aside, |f| f.duration(SET_ASIDE));
     });
     rules
 }

@@ -8,31 +8,19 @@ use super::dataplane::once;
 use crate::objects::{AddressRange, AnnounceMethods, Expression, Labels, Operator, Pool, Selector};
 use crate::yaml::{Field, Fields, Unknown, text};
 
-/// Reads `pools`. The keys of each: `name` (unique), `addresses` (CIDRs and ranges `a-b`, at least one), `autoAssign`
-/// (assign to Services that name no pool; default true), `externalIPs` (honour `spec.externalIPs` in it; default
-/// false), `disabled` (assign no new addresses; default false), `namespaceSelector` and `serviceSelector`
-/// (`matchLabels`, `matchExpressions`; default all), `quotaPerNamespace` (the number of addresses that one namespace
-/// may use; default no limit), `shareAcrossNamespaces` (Services of different namespaces may share an address if their
-/// sharing keys are equal; default false), `forceRelease` (take back addresses that the pool would no longer assign;
-/// default false: a Service keeps its addresses), `labels` (annotations use them to choose pools: `scope: internal`;
-/// default none), `gatewaySelector` (the gateways that answer for and announce its addresses; default all), `announce`
-/// (how they announce: `l2`, `bgp`; default both), `bgp` (route attributes, and aggregation; default nothing).
+/// Reads `pools`. [`super::keys`] describes the keys.
 pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
     let mut names = BTreeMap::new();
     let mut seen: Vec<(AddressRange, String)> = Vec::new();
-    let mut decoded = Vec::new();
-    for item in parent.items("pools") {
-        let Some(fields) = item.fields() else { continue };
+    parent.sections("pools", |fields| {
         let name = fields.required("name", NAME).and_then(|f| {
             let name = f.string_where(text::is_rfc1123_subdomain, NAME)?.to_owned();
             once(&mut names, name.clone(), &f).then_some(name)
         });
-        let mut pool = pool(&fields, name.unwrap_or_default(), &mut seen);
+        let mut pool = pool(fields, name.unwrap_or_default(), &mut seen);
         pool.labels = fields.get("labels").map(|f| f.labels()).unwrap_or_default();
-        fields.finish(Unknown::Refused);
-        decoded.push(pool);
-    }
-    decoded
+        Some(pool)
+    })
 }
 
 /// Reads the keys that pools of the configuration and `AddressPool` objects have in common. `seen` contains the
@@ -57,9 +45,7 @@ pub fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, Str
         disabled: flag("disabled", false, true),
         namespace_selector: selector(fields.get("namespaceSelector")),
         service_selector: selector(fields.get("serviceSelector")),
-        quota_per_namespace: fields
-            .get("quotaPerNamespace")
-            .map(|f| f.integer(1..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)),
+        quota_per_namespace: fields.get("quotaPerNamespace").map(|f| f.integer(1..=u32::MAX).unwrap_or(0)),
         shared_across_namespaces: flag("shareAcrossNamespaces", false, false),
         force_release: flag("forceRelease", false, false),
         gateway_selector: selector(fields.get("gatewaySelector")),
@@ -139,15 +125,11 @@ fn selector(field: Option<Field<'_>>) -> Selector {
 
 fn read_selector(field: &Field<'_>) -> Selector {
     let Some(fields) = field.fields() else { return Selector::none() };
-    let match_labels = match fields.get("matchLabels") {
-        None => Labels::new(),
-        // A label that no object can have selects nothing, which is never intended.
-        Some(field) => valid_labels(&field),
-    };
-    let expressions = fields.items("matchExpressions");
-    let match_expressions = expressions.iter().filter_map(expression).collect();
-    fields.finish(Unknown::Refused);
-    Selector { match_labels, match_expressions }
+    // A label that no object can have selects nothing, which is never intended.
+    fields.whole(Unknown::Refused, |fields| Selector {
+        match_labels: fields.get("matchLabels").map(|f| valid_labels(&f)).unwrap_or_default(),
+        match_expressions: fields.sections("matchExpressions", expression),
+    })
 }
 
 /// Reads labels, and reports an error for each label that no object can have.
@@ -167,39 +149,37 @@ pub(super) fn valid_labels(field: &Field<'_>) -> Labels {
 fn announce_methods(field: Option<Field<'_>>) -> AnnounceMethods {
     let Some(field) = field else { return AnnounceMethods::default() };
     let before = field.sheet.errors();
-    let methods: Vec<_> =
-        field.list().iter().filter_map(|method| method.one_of(&[("l2", true), ("bgp", false)])).collect();
+    let choices = [("l2", true), ("bgp", false)];
+    let methods: Vec<_> = field.list().iter().filter_map(|method| method.one_of(&choices)).collect();
     if field.sheet.errors() > before {
         return AnnounceMethods::NONE;
     }
     AnnounceMethods { l2: methods.contains(&true), bgp: methods.contains(&false) }
 }
 
-fn expression(field: &Field<'_>) -> Option<Expression> {
-    let fields = field.fields()?;
+fn expression(fields: &Fields<'_>) -> Option<Expression> {
     let key = fields
         .required("key", "a label key")
         .and_then(|f| f.string_where(text::is_qualified_name, "a label key"))
         .map(str::to_owned);
     let values_field = fields.get("values");
-    let values: Vec<String> = values_field
-        .as_ref()
-        .map(Field::list)
-        .unwrap_or_default()
-        .iter()
-        .filter_map(Field::string)
-        .map(str::to_owned)
-        .collect();
+    let values = fields.each("values", |value| value.string().map(str::to_owned));
     if let (Some(field), Some(value)) =
         (&values_field, values.iter().find(|value| !text::is_label_value(value)))
     {
         field.error(format_args!("{value:?} is not a valid label value"), LABEL_VALUE);
     }
-    let choices = [("In", 0), ("NotIn", 1), ("Exists", 2), ("DoesNotExist", 3)];
-    let operator =
-        fields.required("operator", "In, NotIn, Exists, DoesNotExist").and_then(|f| f.one_of(&choices));
-    if let Some(operator) = operator {
-        let wanted = operator < 2;
+    type Make = fn(Vec<String>) -> Operator;
+    let choices: [(&str, Make); 4] = [
+        ("In", Operator::In),
+        ("NotIn", Operator::NotIn),
+        ("Exists", |_| Operator::Exists),
+        ("DoesNotExist", |_| Operator::DoesNotExist),
+    ];
+    let operator = fields.required("operator", "In, NotIn, Exists, DoesNotExist");
+    let operator = operator.and_then(|f| f.one_of(&choices)).map(|of| of(values.clone()));
+    if let Some(operator) = &operator {
+        let wanted = matches!(operator, Operator::In(_) | Operator::NotIn(_));
         if wanted && values_field.is_none() {
             fields.itself().error("values is missing", "at least one value for In and NotIn");
         } else if let Some(values_field) = values_field
@@ -211,12 +191,5 @@ fn expression(field: &Field<'_>) -> Option<Expression> {
             );
         }
     }
-    fields.finish(Unknown::Refused);
-    let operator = match operator? {
-        0 => Operator::In(values),
-        1 => Operator::NotIn(values),
-        2 => Operator::Exists,
-        _ => Operator::DoesNotExist,
-    };
-    Some(Expression { key: key?, operator })
+    Some(Expression { key: key?, operator: operator? })
 }

@@ -12,9 +12,9 @@ use ipnet::IpNet;
 use tidegate_spec::limits::LISTED_SOURCES_MAX;
 use tidegate_spec::source_lists::SourceLists;
 use tidegate_spec::{SourceRate, SynCookies};
+use tidegate_wire::Named;
 
 use super::files::{Files, List};
-use super::section::{scalar_text, section};
 use crate::bounded_file::{self, FILE_BYTES_MAX};
 use crate::diagnostic::{Diagnostic, Location, Severity};
 use crate::yaml::{Field, Fields, text};
@@ -35,15 +35,6 @@ pub struct ProtectionConfig {
 /// When SYN cookies are used by default.
 pub(super) const SYN_COOKIES: SynCookies = SynCookies::Auto;
 
-/// The values that [`syn_cookies`] accepts.
-pub const SYN_COOKIES_ACCEPTED: &str = "off, auto, always";
-
-/// The choice with this name.
-#[must_use]
-pub fn syn_cookies(word: &str) -> Option<SynCookies> {
-    [SynCookies::Off, SynCookies::Auto, SynCookies::Always].into_iter().find(|one| one.as_str() == word)
-}
-
 /// The maximum number of reported faults of one file. More would only repeat what is wrong with it.
 const FAULTS_PER_FILE: usize = 20;
 
@@ -51,11 +42,11 @@ const FAULTS_PER_FILE: usize = 20;
 const LINE: &str = "an address or a CIDR such as 192.0.2.0/24 or 2001:db8::/64, or a comment after # or ;";
 
 /// The maximum rate, in new flows per second.
-const RATE_MAX: i64 = 10_000_000;
+const RATE_MAX: u32 = 10_000_000;
 
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> ProtectionConfig {
     let mut config = ProtectionConfig::default();
-    section(parent, "protection", |fields| {
+    parent.section("protection", |fields| {
         let deny = list(fields, "deny", files, &mut config.files);
         let allow = list(fields, "allow", files, &mut config.files);
         let count = deny.len() + allow.len();
@@ -65,36 +56,32 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> ProtectionConfig
         } else {
             config.sources = Arc::new(SourceLists::new(&deny, &allow));
         }
-        config.new_connections = section(fields, "newConnections", new_connections);
-        let chosen = fields.get("synCookies").and_then(|field| {
-            // Reads the text, because `off` is a boolean in YAML.
-            let word = scalar_text(field.node).unwrap_or_default();
-            let found = syn_cookies(word);
-            if found.is_none() {
-                field.error(format_args!("{word:?} is not valid"), SYN_COOKIES_ACCEPTED);
-            }
-            found
-        });
-        config.syn_cookies = chosen.unwrap_or(SYN_COOKIES);
-        Some(())
+        config.new_connections = fields.section("newConnections", new_connections).flatten();
+        config.syn_cookies = fields.read("synCookies", syn_cookies).unwrap_or(SYN_COOKIES);
     });
     config
+}
+
+fn syn_cookies(field: &Field<'_>) -> Option<SynCookies> {
+    let word = field.as_written().unwrap_or_default();
+    let found = SynCookies::named(word);
+    if found.is_none() {
+        field.error(format_args!("{word:?} is not valid"), text::names::<SynCookies>());
+    }
+    found
 }
 
 /// The prefixes of `deny` or `allow`.
 fn list(parent: &Fields<'_>, key: &'static str, files: &Files<'_>, named: &mut Vec<PathBuf>) -> Vec<IpNet> {
     let mut nets = Vec::new();
-    section(parent, key, |fields| {
-        nets.extend(fields.items("prefixes").iter().filter_map(prefix));
+    parent.section(key, |fields| {
+        nets.extend(fields.each("prefixes", prefix));
         for field in fields.items("files") {
-            let Some(path) = field.string_where(|t| !t.trim().is_empty(), "the path of a file") else {
-                continue;
-            };
+            let Some(path) = field.not_blank("the path of a file") else { continue };
             let path = files.base.join(path);
             nets.extend(read(&field, &path, files));
             named.push(path);
         }
-        Some(())
     });
     nets
 }
@@ -192,14 +179,11 @@ fn parse_line(line: &str) -> Result<Option<IpNet>, String> {
 }
 
 fn new_connections(fields: &Fields<'_>) -> Option<SourceRate> {
-    let number = |key: &'static str, range: std::ops::RangeInclusive<i64>| {
-        fields.get(key).and_then(|f| f.integer(range)).and_then(|n| u32::try_from(n).ok())
-    };
-    let per_second = number("perSecond", 1..=RATE_MAX);
-    let burst = number("burst", 1..=RATE_MAX);
-    let length =
-        |key, range, default| number(key, range).and_then(|n| u8::try_from(n).ok()).unwrap_or(default);
-    let (v4_len, v6_len) = (length("ipv4Prefix", 8..=32, 32), length("ipv6Prefix", 16..=64, 64));
+    let per_second = fields.read("perSecond", |f| f.integer(1..=RATE_MAX));
+    let burst = fields.read("burst", |f| f.integer(1..=RATE_MAX));
+    let (mut v4_len, mut v6_len) = (32, 64);
+    fields.set("ipv4Prefix", &mut v4_len, |f| f.integer(8..=32));
+    fields.set("ipv6Prefix", &mut v6_len, |f| f.integer(16..=64));
     let Some(per_second) = per_second else {
         if !fields.is_empty() && fields.get("perSecond").is_none() {
             fields.itself().error("perSecond is missing", format!("perSecond: 1 to {RATE_MAX}"));

@@ -3,8 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::section::section;
-use crate::yaml::Fields;
+use crate::yaml::{Field, Fields};
 
 /// The validated `selfCheck` section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,17 +23,14 @@ impl Default for SelfCheckConfig {
 }
 
 const INTERVAL: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
-const CHANGES: RangeInclusive<i64> = 1..=1_000_000;
+const CHANGES: RangeInclusive<u64> = 1..=1_000_000;
 
 pub(super) fn decode(parent: &Fields<'_>) -> SelfCheckConfig {
     let mut config = SelfCheckConfig::default();
-    section(parent, "selfCheck", |fields| {
-        config.enabled = fields.get("enabled").and_then(|f| f.boolean()).unwrap_or(config.enabled);
-        config.interval =
-            fields.get("interval").and_then(|f| f.duration(INTERVAL)).unwrap_or(config.interval);
-        let changes = fields.get("changes").and_then(|f| f.integer(CHANGES));
-        config.changes = changes.and_then(|n| u64::try_from(n).ok()).unwrap_or(config.changes);
-        Some(())
+    parent.section("selfCheck", |fields| {
+        fields.set("enabled", &mut config.enabled, Field::boolean);
+        fields.set("interval", &mut config.interval, |f| f.duration(INTERVAL));
+        fields.set("changes", &mut config.changes, |f| f.integer(CHANGES));
     });
     config
 }

@@ -1,7 +1,6 @@
 //! `services`: how Services are served, unless their annotations override it.
 //!
-//! Annotations and this section accept the same values. [`forwarding`], [`target`], [`scheduler`] and [`table_size`]
-//! read both, and distinguish values that are not supported yet from unknown ones.
+//! Annotations and this section accept the same values. [`scheduler`], [`table_size`] and others read both.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,8 +10,8 @@ use tidegate_select::maglev::is_prime;
 use tidegate_spec::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
 pub use tidegate_spec::{ForwardingMode, HashInput, MssClamp, NoEndpoints};
 use tidegate_spec::{LoadRule, Policy, TunnelOptions};
+use tidegate_wire::Named;
 
-use super::section::{scalar_text, section};
 use super::tunnels;
 use crate::yaml::{Field, Fields, text};
 
@@ -21,20 +20,15 @@ use crate::yaml::{Field, Fields, text};
 pub struct ServicesConfig {
     /// `defaults`.
     pub defaults: ServiceDefaults,
-    /// `nodePortAddresses`: networks. The gateway's addresses in them serve node ports and health-check node ports.
-    /// Default none: no node ports, and health-check node ports on all addresses.
+    /// `nodePortAddresses`: the gateway serves node ports on its addresses in these networks.
     pub node_port_addresses: Vec<IpNet>,
-    /// `healthCheckNodePortNetworks`: the networks whose hosts get answers from health-check node ports, in addition
-    /// to loopback addresses. Default none: all hosts.
+    /// `healthCheckNodePortNetworks`: whose hosts health-check node ports answer; all if empty.
     pub health_check_node_port_networks: Vec<IpNet>,
-    /// `sourceRangesOtherFamily`: on a dual-stack VIP, whether to admit clients of a family that
-    /// `loadBalancerSourceRanges` does not contain. Default `deny`.
+    /// `sourceRangesOtherFamily`: whether clients of a family without source ranges are admitted.
     pub source_ranges_other_family: OtherFamily,
-    /// `ownClusterIPs`: whether to serve `clusterIPs` too. The operator must route the service network to the
-    /// gateway. Default `false`.
+    /// `ownClusterIPs`: whether to serve `clusterIPs` too.
     pub own_cluster_ips: bool,
-    /// `podRoutes`: how Pod addresses are reached with target `pod`: by the gateway's own routes (`route`), or
-    /// through the node whose `spec.podCIDRs` contain them (`node`). Default `route`.
+    /// `podRoutes`: how Pod addresses are reached with target `pod`.
     pub pod_routes: PodRoutes,
     /// `compat`: the load balancers whose annotations are honoured, from [`VENDORS`]. Default none.
     pub compat: BTreeSet<String>,
@@ -44,42 +38,36 @@ pub struct ServicesConfig {
 pub const VENDORS: [&str; 11] =
     ["alibaba", "aws", "azure", "baidu", "cilium", "gcp", "ibm", "kube-vip", "metallb", "openstack", "tke"];
 
-/// How Pod addresses are reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PodRoutes {
-    /// Only by `dataplane.routes` and connected networks.
-    Route,
-    /// Through the InternalIP of the node whose `spec.podCIDRs` contain them.
-    Node,
+tidegate_wire::named! {
+    /// How Pod addresses are reached.
+    pub enum PodRoutes {
+        /// Only by `dataplane.routes` and connected networks.
+        Route => "route",
+        /// Through the InternalIP of the node whose `spec.podCIDRs` contain them.
+        Node => "node",
+    }
 }
 
 /// `services.defaults`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceDefaults {
-    /// `forwarding`: `dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `dsr-dscp`, `nat` or `fullnat`. Default
-    /// `fullnat`.
+    /// `forwarding`: the mode of Services without an annotation for it.
     pub forwarding: ForwardingMode,
-    /// `forwardingLocal`: the mode that replaces `fullnat` for Services with `externalTrafficPolicy: Local`, which
-    /// requires clients' addresses: a DSR mode or `nat`, depending on how the backends are prepared, or `fullnat` if
-    /// the addresses aren't needed. Default none: `fullnat`, with a warning for each such Service.
+    /// `forwardingLocal`; `None`: `fullnat`, with a warning for each such Service.
     pub forwarding_local: Option<ForwardingMode>,
-    /// `gueVariant` (0 or 1, default 1), `guePort` (default 6080), `greKey` (default none), `genevePort` (default
-    /// 6081) and `geneveVni` (default 0): the options of `dsr-gue`, `dsr-gre` and `dsr-geneve`.
+    /// `gueVariant`, `guePort`, `greKey`, `genevePort` and `geneveVni`.
     pub tunnel: TunnelOptions,
     /// `target`: `pod` or `node`. Default `pod`.
     pub target: Target,
-    /// `scheduler`: how the backend of a new flow is chosen, `rendezvous`, `maglev`, `wrr`, `lc`, `sed`, `nq`, `sh` or
-    /// `dh`. Default `rendezvous`.
+    /// `scheduler`: how the backend of a new flow is chosen.
     pub scheduler: Scheduler,
     /// `hash`: the hash input of `rendezvous` and `maglev`, `flow` or `client`. Default `flow`.
     pub hash: HashInput,
-    /// `tableSize`: slots of Maglev tables, a prime from 251 to 655373. It has no effect on Services with a scheduler
-    /// other than `maglev`. Default `65537`.
+    /// `tableSize`: slots of Maglev tables.
     pub table_size: u32,
     /// `drainTimeout`: how long flows of a removed backend continue, 0s to 24h. Default 300s.
     pub drain_timeout: Duration,
-    /// `slowStart`: how long a backend that has become ready takes to get its full share, 0s or 10s to 1h. Default
-    /// 0s: at once.
+    /// `slowStart`: how long a backend that has become ready takes to get its full share.
     pub slow_start: Duration,
     /// `noEndpoints`: `reject` answers with RST or port unreachable, `drop` does not answer. Default `reject`.
     pub no_endpoints: NoEndpoints,
@@ -122,13 +110,14 @@ impl Default for ServicesConfig {
     }
 }
 
-/// Whether packets are sent to endpoints or to nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// The endpoint.
-    Pod,
-    /// The nodes of the cluster, whose proxies forward to the endpoints.
-    Node,
+tidegate_wire::named! {
+    /// Whether packets are sent to endpoints or to nodes.
+    pub enum Target {
+        /// The endpoint.
+        Pod => "pod",
+        /// The nodes of the cluster, whose proxies forward to the endpoints.
+        Node => "node",
+    }
 }
 
 /// How a backend is chosen.
@@ -169,82 +158,37 @@ impl Scheduler {
     }
 }
 
-/// Which flows get an entry in DSR modes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FlowTracking {
-    /// All.
-    Always,
-    /// Flows whose backend would change, for some time after a change of the backends.
-    OnChange,
+tidegate_wire::named! {
+    /// Which flows get an entry in DSR modes.
+    pub enum FlowTracking {
+        /// All.
+        Always => "always",
+        /// Flows whose backend would change, for some time after a change of the backends.
+        OnChange => "on-change",
+    }
 }
 
-/// How clients are treated whose address family has no source range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OtherFamily {
-    /// No client is admitted.
-    Deny,
-    /// All clients are admitted.
-    Allow,
+tidegate_wire::named! {
+    /// How clients are treated whose address family has no source range.
+    pub enum OtherFamily {
+        /// No client is admitted.
+        Deny => "deny",
+        /// All clients are admitted.
+        Allow => "allow",
+    }
 }
 
-/// The meaning of a word in the configuration or in an annotation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word<T> {
-    /// A supported value.
-    Known(T),
-    /// A valid value that is not supported yet.
-    NotYet,
-    /// An unknown value.
-    Unknown,
-}
-
-/// The values that [`forwarding`] accepts.
-pub const FORWARDING_ACCEPTED: &str =
-    "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, dsr-dscp, nat, fullnat";
-/// The values that [`target`] accepts.
-pub const TARGET_ACCEPTED: &str = "pod, node";
 /// The values that [`scheduler`] accepts.
 pub const SCHEDULER_ACCEPTED: &str = "rendezvous, maglev, wrr, lc, sed, nq, sh, dh";
 /// The number of slots of the smallest Maglev table.
 const TABLE_SIZE_MIN: u32 = 251;
 
-/// Reads a forwarding mode.
-pub fn forwarding(word: &str) -> Word<ForwardingMode> {
-    match word {
-        "dsr-l2" => Word::Known(ForwardingMode::DsrL2),
-        "dsr-ipip" => Word::Known(ForwardingMode::DsrIpip),
-        "dsr-gue" => Word::Known(ForwardingMode::DsrGue),
-        "dsr-gre" => Word::Known(ForwardingMode::DsrGre),
-        "dsr-geneve" => Word::Known(ForwardingMode::DsrGeneve),
-        "dsr-dscp" => Word::Known(ForwardingMode::DsrDscp),
-        "nat" => Word::Known(ForwardingMode::Nat),
-        "fullnat" => Word::Known(ForwardingMode::FullNat),
-        _ => Word::Unknown,
-    }
-}
-
-/// Reads a target.
-pub fn target(word: &str) -> Word<Target> {
-    match word {
-        "pod" => Word::Known(Target::Pod),
-        "node" => Word::Known(Target::Node),
-        _ => Word::Unknown,
-    }
-}
-
 /// Reads a scheduler.
-pub fn scheduler(word: &str) -> Word<Scheduler> {
-    match word {
-        "rendezvous" => Word::Known(Scheduler::Rendezvous),
-        "maglev" => Word::Known(Scheduler::Maglev),
-        "wrr" => Word::Known(Scheduler::WeightedRoundRobin),
-        "lc" => Word::Known(Scheduler::Loads(LoadRule::LeastConnections)),
-        "sed" => Word::Known(Scheduler::Loads(LoadRule::ShortestDelay)),
-        "nq" => Word::Known(Scheduler::Loads(LoadRule::NeverQueue)),
-        "sh" => Word::Known(Scheduler::SourceHash),
-        "dh" => Word::Known(Scheduler::DestinationHash),
-        _ => Word::Unknown,
-    }
+pub fn scheduler(word: &str) -> Option<Scheduler> {
+    use Scheduler::{DestinationHash, Loads, Maglev, Rendezvous, SourceHash, WeightedRoundRobin};
+    let loads = [LoadRule::LeastConnections, LoadRule::ShortestDelay, LoadRule::NeverQueue].map(Loads);
+    let all = [Rendezvous, Maglev, WeightedRoundRobin, SourceHash, DestinationHash].into_iter().chain(loads);
+    all.into_iter().find(|scheduler| scheduler.as_str() == word)
 }
 
 /// Reads a table size: a prime within the limits.
@@ -263,30 +207,6 @@ pub fn table_size(word: &str) -> Result<u32, String> {
     let mut near: Vec<String> = below.into_iter().chain(above).map(|size| size.to_string()).collect();
     near.dedup();
     Err(format!("a prime from {TABLE_SIZE_MIN} to {MAGLEV_SLOTS_MAX} such as {}", near.join(" or ")))
-}
-
-/// The values that [`flow_tracking`] accepts.
-pub const FLOW_TRACKING_ACCEPTED: &str = "always, on-change";
-
-/// Reads which flows get an entry.
-pub fn flow_tracking(word: &str) -> Word<FlowTracking> {
-    match word {
-        "always" => Word::Known(FlowTracking::Always),
-        "on-change" => Word::Known(FlowTracking::OnChange),
-        _ => Word::Unknown,
-    }
-}
-
-/// The values that [`hash_input`] accepts.
-pub const HASH_ACCEPTED: &str = "flow, client";
-
-/// Reads the hash input for the choice of a backend.
-pub fn hash_input(word: &str) -> Word<HashInput> {
-    match word {
-        "flow" => Word::Known(HashInput::Flow),
-        "client" => Word::Known(HashInput::Client),
-        _ => Word::Unknown,
-    }
 }
 
 /// The values that [`slow_start`] accepts.
@@ -318,113 +238,60 @@ pub fn mss_clamp(word: &str) -> Option<MssClamp> {
 /// Reads the section. `unservedPorts` goes to the policy, to which `dataplane` also contributes.
 pub(super) fn decode(parent: &Fields<'_>, policy: &mut Policy) -> ServicesConfig {
     let mut config = ServicesConfig::default();
-    section(parent, "services", |fields| {
-        section(fields, "defaults", |defaults| {
-            decode_defaults(defaults, &mut config.defaults);
-            Some(())
-        });
-        config.node_port_addresses =
-            fields.items("nodePortAddresses").iter().filter_map(Field::network).collect();
-        config.health_check_node_port_networks =
-            fields.items("healthCheckNodePortNetworks").iter().filter_map(Field::network).collect();
-        config.own_cluster_ips = fields.get("ownClusterIPs").and_then(|f| f.boolean()).unwrap_or(false);
-        let unserved =
-            fields.get("unservedPorts").and_then(|f| f.one_of(&[("reject", true), ("drop", false)]));
-        policy.reject_unserved_ports = unserved.unwrap_or(policy.reject_unserved_ports);
-        let choices = [("route", PodRoutes::Route), ("node", PodRoutes::Node)];
-        let routes = fields.get("podRoutes").and_then(|f| f.one_of(&choices));
-        config.pod_routes = routes.unwrap_or(PodRoutes::Route);
-        let choices = [("deny", OtherFamily::Deny), ("allow", OtherFamily::Allow)];
-        let other = fields.get("sourceRangesOtherFamily").and_then(|f| f.one_of(&choices));
-        config.source_ranges_other_family = other.unwrap_or(OtherFamily::Deny);
-        config.compat = fields.items("compat").iter().filter_map(compat).collect();
-        Some(())
+    parent.section("services", |fields| {
+        fields.section("defaults", |defaults| decode_defaults(defaults, &mut config.defaults));
+        config.node_port_addresses = fields.each("nodePortAddresses", Field::network);
+        config.health_check_node_port_networks = fields.each("healthCheckNodePortNetworks", Field::network);
+        fields.set("ownClusterIPs", &mut config.own_cluster_ips, Field::boolean);
+        let unserved = [("reject", true), ("drop", false)];
+        fields.set("unservedPorts", &mut policy.reject_unserved_ports, |f| f.one_of(&unserved));
+        fields.set("podRoutes", &mut config.pod_routes, Field::named);
+        fields.set("sourceRangesOtherFamily", &mut config.source_ranges_other_family, Field::named);
+        config.compat = fields.each("compat", compat).into_iter().collect();
     });
     config
 }
 
 fn decode_defaults(fields: &Fields<'_>, defaults: &mut ServiceDefaults) {
-    if let Some(mode) = word(fields.get("forwarding"), forwarding, FORWARDING_ACCEPTED) {
-        defaults.forwarding = mode;
-    }
-    defaults.forwarding_local = word(fields.get("forwardingLocal"), forwarding, FORWARDING_ACCEPTED);
+    fields.set("forwarding", &mut defaults.forwarding, name);
+    defaults.forwarding_local = fields.read("forwardingLocal", name);
     tunnels::decode(fields, &mut defaults.tunnel);
-    if let Some(value) = word(fields.get("target"), target, TARGET_ACCEPTED) {
-        defaults.target = value;
-    }
-    if let Some(value) = word(fields.get("scheduler"), scheduler, SCHEDULER_ACCEPTED) {
-        defaults.scheduler = value;
-    }
-    if let Some(value) = word(fields.get("hash"), hash_input, HASH_ACCEPTED) {
-        defaults.hash = value;
-    }
-    if let Some(field) = fields.get("tableSize") {
-        let written = scalar_text(field.node).unwrap_or_default();
-        match table_size(written) {
-            Ok(size) => defaults.table_size = size,
-            Err(accepted) => {
-                field.error(format_args!("{} is not accepted", field.node.describe()), accepted);
-            }
-        }
-    }
+    fields.set("target", &mut defaults.target, name);
+    fields.set("scheduler", &mut defaults.scheduler, |f| word(f, scheduler, SCHEDULER_ACCEPTED));
+    fields.set("hash", &mut defaults.hash, name);
+    fields.set("tableSize", &mut defaults.table_size, |f| {
+        let size = table_size(f.as_written().unwrap_or_default());
+        size.map_err(|accepted| f.error(format_args!("{} is not accepted", f.node.describe()), accepted)).ok()
+    });
     let day = Duration::from_secs(24 * 3600);
-    if let Some(timeout) = fields.get("drainTimeout").and_then(|f| f.duration(Duration::ZERO..=day)) {
-        defaults.drain_timeout = timeout;
-    }
-    if let Some(field) = fields.get("slowStart") {
-        match slow_start(scalar_text(field.node).unwrap_or_default()) {
-            Some(time) => defaults.slow_start = time,
-            None => {
-                field.error(format_args!("{} is not accepted", field.node.describe()), SLOW_START_ACCEPTED);
-            }
-        }
-    }
+    fields.set("drainTimeout", &mut defaults.drain_timeout, |f| f.duration(Duration::ZERO..=day));
+    let slow_start = |f: &Field<'_>| f.parsed_as_written(slow_start, SLOW_START_ACCEPTED);
+    fields.set("slowStart", &mut defaults.slow_start, slow_start);
     let choices = [("reject", NoEndpoints::Reject), ("drop", NoEndpoints::Drop)];
-    if let Some(value) = fields.get("noEndpoints").and_then(|f| f.one_of(&choices)) {
-        defaults.no_endpoints = value;
-    }
-    if let Some(value) = word(fields.get("flowTracking"), flow_tracking, FLOW_TRACKING_ACCEPTED) {
-        defaults.flow_tracking = value;
-    }
-    if let Some(field) = fields.get("mssClamp") {
-        match mss_clamp(scalar_text(field.node).unwrap_or_default()) {
-            Some(clamp) => defaults.mss_clamp = clamp,
-            None => {
-                let what = format_args!("{} is not accepted", field.node.describe());
-                field.error(what, MSS_CLAMP_ACCEPTED);
-            }
-        }
-    }
+    fields.set("noEndpoints", &mut defaults.no_endpoints, |f| f.one_of(&choices));
+    fields.set("flowTracking", &mut defaults.flow_tracking, name);
+    fields.set("mssClamp", &mut defaults.mss_clamp, |f| f.parsed_as_written(mss_clamp, MSS_CLAMP_ACCEPTED));
 }
 
-/// Reads a word, with a separate error for a word that is not supported yet.
-fn word<T>(field: Option<Field<'_>>, read: impl Fn(&str) -> Word<T>, accepted: &str) -> Option<T> {
-    let field = field?;
+/// Reads a name. The error for another word contains the nearest name.
+fn name<T: Named>(field: &Field<'_>) -> Option<T> {
+    word(field, T::named, &text::names::<T>())
+}
+
+/// Reads a word. The error for another word contains the nearest of `accepted`.
+fn word<T>(field: &Field<'_>, read: impl Fn(&str) -> Option<T>, accepted: &str) -> Option<T> {
     let written = field.string()?;
-    match read(written) {
-        Word::Known(value) => Some(value),
-        Word::NotYet => {
-            field.error(format_args!("{written} is not supported yet"), accepted);
-            None
-        }
-        Word::Unknown => {
-            let near = text::nearest(written, &accepted.split(", ").collect::<Vec<_>>()).join(", ");
-            let hint = if near.is_empty() { String::new() } else { format!(" (nearest: {near})") };
-            field.error(format_args!("{written:?} is not known{hint}"), accepted);
-            None
-        }
+    let value = read(written);
+    if value.is_none() {
+        let near = text::nearest(written, &accepted.split(", ").collect::<Vec<_>>()).join(", ");
+        let hint = if near.is_empty() { String::new() } else { format!(" (nearest: {near})") };
+        field.error(format_args!("{written:?} is not known{hint}"), accepted);
     }
+    value
 }
 
+/// Reads a vendor. `tencent` is a synonym.
 fn compat(field: &Field<'_>) -> Option<String> {
-    const SYNONYM: (&str, &str) = ("tencent", "tke");
-    let written = field.string()?;
-    let vendor = if written == SYNONYM.0 { SYNONYM.1 } else { written };
-    if VENDORS.contains(&vendor) {
-        return Some(vendor.to_owned());
-    }
-    let near = text::nearest(written, &VENDORS).join(", ");
-    let hint = if near.is_empty() { String::new() } else { format!(" (nearest: {near})") };
-    field.error(format_args!("{written:?} is not known{hint}"), VENDORS.join(", "));
-    None
+    let vendor = |written: &str| if written == "tencent" { "tke" } else { written }.to_owned();
+    word(field, |written| Some(vendor(written)).filter(|one| VENDORS.contains(&&**one)), &VENDORS.join(", "))
 }

@@ -6,8 +6,7 @@ use std::str::FromStr;
 use tidegate_spec::TunnelOptions;
 use tidegate_wire::encapsulation::{GueVariant, Vni};
 
-use super::section::scalar_text;
-use crate::yaml::Fields;
+use crate::yaml::{Field, Fields};
 
 /// The values that [`gue_variant`] accepts.
 pub const GUE_VARIANT_ACCEPTED: &str = "0, 1";
@@ -63,33 +62,12 @@ fn decimal<T: FromStr>(word: &str) -> Option<T> {
 
 /// Reads the keys of `services.defaults`.
 pub(super) fn decode(fields: &Fields<'_>, options: &mut TunnelOptions) {
-    if let Some(variant) = read(fields, "gueVariant", gue_variant, GUE_VARIANT_ACCEPTED) {
-        options.gue_variant = variant;
-    }
-    if let Some(port) = read(fields, "guePort", tunnel_port, TUNNEL_PORT_ACCEPTED) {
-        options.gue_port = port;
-    }
-    if let Some(key) = read(fields, "greKey", gre_key, GRE_KEY_ACCEPTED) {
-        options.gre_key = key;
-    }
-    if let Some(port) = read(fields, "genevePort", tunnel_port, TUNNEL_PORT_ACCEPTED) {
-        options.geneve_port = port;
-    }
-    if let Some(vni) = read(fields, "geneveVni", geneve_vni, GENEVE_VNI_ACCEPTED) {
-        options.geneve_vni = vni;
-    }
-}
-
-fn read<T>(
-    fields: &Fields<'_>,
-    key: &'static str,
-    parse: impl Fn(&str) -> Option<T>,
-    accepted: &str,
-) -> Option<T> {
-    let field = fields.get(key)?;
-    let value = scalar_text(field.node).and_then(parse);
-    if value.is_none() {
-        field.error(format_args!("{} is not accepted", field.node.describe()), accepted);
-    }
-    value
+    let port = |f: &Field<'_>| f.parsed_as_written(tunnel_port, TUNNEL_PORT_ACCEPTED);
+    let variant = |f: &Field<'_>| f.parsed_as_written(gue_variant, GUE_VARIANT_ACCEPTED);
+    fields.set("gueVariant", &mut options.gue_variant, variant);
+    fields.set("guePort", &mut options.gue_port, port);
+    fields.set("greKey", &mut options.gre_key, |f| f.parsed_as_written(gre_key, GRE_KEY_ACCEPTED));
+    fields.set("genevePort", &mut options.geneve_port, port);
+    fields
+        .set("geneveVni", &mut options.geneve_vni, |f| f.parsed_as_written(geneve_vni, GENEVE_VNI_ACCEPTED));
 }

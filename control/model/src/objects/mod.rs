@@ -62,7 +62,7 @@ pub type Labels = BTreeMap<String, String>;
 pub type Port = std::num::NonZeroU16;
 
 /// Namespace and name of an object; the namespace of cluster-wide kinds is empty. Prints `ns/name`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// Namespace, empty for cluster-wide kinds.
     pub namespace: String,
@@ -87,7 +87,7 @@ impl fmt::Display for ObjectKey {
 }
 
 /// The metadata that all kinds have.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Metadata {
     /// Namespace and name.
     pub key: ObjectKey,
@@ -112,16 +112,7 @@ pub struct Metadata {
 impl Metadata {
     /// Metadata with only a key, for objects that are not read from a source. The uid is the key itself.
     pub fn new(key: ObjectKey) -> Self {
-        Self {
-            uid: key.to_string(),
-            key,
-            creation_time: None,
-            deletion_time: None,
-            labels: Labels::new(),
-            annotations: Labels::new(),
-            faults: Vec::new(),
-            origin: Origin::unknown(),
-        }
+        Self { uid: key.to_string(), key, ..Self::default() }
     }
 
     /// The order of precedence for contested addresses and ports: by creation time, then UID, then name. An object

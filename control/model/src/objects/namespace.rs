@@ -15,7 +15,7 @@ pub struct Namespace {
 }
 
 /// A Node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
     /// Name, labels, origin.
     pub meta: Metadata,
@@ -41,13 +41,7 @@ pub struct ServiceCidr {
 impl Node {
     /// A node with only a name.
     pub fn new(meta: Metadata) -> Self {
-        Self {
-            meta,
-            internal_ips: Vec::new(),
-            external_ips: Vec::new(),
-            pod_cidrs: Vec::new(),
-            to_be_deleted: false,
-        }
+        Self { meta, ..Self::default() }
     }
 
     /// The address at which the gateway reaches it in a family: its first InternalIP of that family.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::{Metadata, Port, Protocol};
 
 /// A Pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pod {
     /// Name, labels, `deletion_time` if it is terminating, origin.
     pub meta: Metadata,

@@ -8,7 +8,7 @@ use super::{AddressRange, Condition, IpFamily, Labels, Metadata, PoolRoutes, Sel
 use crate::diagnostic::Diagnostic;
 
 /// A pool of addresses, validated.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pool {
     /// Its unique name.
     pub name: String,
@@ -44,22 +44,7 @@ impl Pool {
     /// A pool with only a name and addresses, and the defaults of the configuration.
     #[must_use]
     pub fn new(name: impl Into<String>, ranges: Vec<AddressRange>) -> Self {
-        Self {
-            name: name.into(),
-            ranges,
-            auto_assign: true,
-            external_ips: false,
-            disabled: false,
-            namespace_selector: Selector::default(),
-            service_selector: Selector::default(),
-            quota_per_namespace: None,
-            shared_across_namespaces: false,
-            force_release: false,
-            gateway_selector: Selector::default(),
-            announce: AnnounceMethods::default(),
-            routes: PoolRoutes::default(),
-            labels: Labels::new(),
-        }
+        Self { name: name.into(), ranges, auto_assign: true, ..Self::default() }
     }
 
     /// Whether the pool contains the address.
@@ -109,7 +94,7 @@ impl Default for AnnounceMethods {
 }
 
 /// An `AddressPool` object. It is cluster-wide, and its name is the pool's.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddressPool {
     /// Name, labels, origin.
     pub meta: Metadata,

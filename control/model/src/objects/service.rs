@@ -8,12 +8,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
+pub use tidegate_spec::Protocol;
 
 use super::{Labels, Metadata, Port, Stored};
 
 /// A Service of any type. Its fields are flat, like those of Kubernetes' `ServiceSpec`, so that readers find each field
 /// by its name in the API documentation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Service {
     /// Name, labels, annotations, origin.
     pub meta: Metadata,
@@ -63,29 +64,7 @@ pub struct Service {
 impl Service {
     /// A ClusterIP Service without ports, selector or addresses, which the caller adds.
     pub fn new(meta: Metadata) -> Self {
-        Self {
-            meta,
-            service_type: ServiceType::ClusterIp,
-            ports: Vec::new(),
-            selector: Labels::new(),
-            cluster_ips: Vec::new(),
-            headless: false,
-            ip_families: Vec::new(),
-            ip_family_policy: IpFamilyPolicy::SingleStack,
-            external_ips: Vec::new(),
-            load_balancer_ip: None,
-            unreadable_load_balancer_ip: false,
-            load_balancer_class: None,
-            allocate_node_ports: true,
-            source_ranges: Vec::new(),
-            session_affinity: None,
-            external_traffic_policy: TrafficPolicy::Cluster,
-            internal_traffic_policy: TrafficPolicy::Cluster,
-            health_check_node_port: None,
-            publish_not_ready_addresses: false,
-            ingress_ips: Vec::new(),
-            stored: Stored::default(),
-        }
+        Self { meta, allocate_node_ports: true, ..Self::default() }
     }
 
     /// Why proxies don't serve this Service, or `None` if they do: it is ExternalName, headless, or assigned to another
@@ -106,9 +85,10 @@ impl Service {
 
 tidegate_wire::named! {
     /// `spec.type`.
-    #[derive(PartialOrd, Ord, Hash)]
+    #[derive(Default, PartialOrd, Ord, Hash)]
     pub enum ServiceType {
         /// Cluster-internal.
+        #[default]
         ClusterIp => "ClusterIP",
         /// Additionally on a port of every node.
         NodePort => "NodePort",
@@ -162,19 +142,6 @@ impl fmt::Display for TargetPort {
 }
 
 tidegate_wire::named! {
-    /// A transport protocol that a port may have.
-    #[derive(PartialOrd, Ord, Hash)]
-    pub enum Protocol {
-        /// TCP, 6.
-        Tcp => "TCP",
-        /// UDP, 17.
-        Udp => "UDP",
-        /// SCTP, 132.
-        Sctp => "SCTP",
-    }
-}
-
-tidegate_wire::named! {
     /// An address family as in `spec.ipFamilies`.
     #[derive(PartialOrd, Ord, Hash)]
     pub enum IpFamily {
@@ -197,9 +164,10 @@ impl IpFamily {
 
 tidegate_wire::named! {
     /// `spec.ipFamilyPolicy`.
-    #[derive(PartialOrd, Ord, Hash)]
+    #[derive(Default, PartialOrd, Ord, Hash)]
     pub enum IpFamilyPolicy {
         /// One family.
+        #[default]
         SingleStack => "SingleStack",
         /// Both families, if both are available.
         PreferDualStack => "PreferDualStack",
@@ -210,9 +178,10 @@ tidegate_wire::named! {
 
 tidegate_wire::named! {
     /// `externalTrafficPolicy` and `internalTrafficPolicy`.
-    #[derive(PartialOrd, Ord, Hash)]
+    #[derive(Default, PartialOrd, Ord, Hash)]
     pub enum TrafficPolicy {
         /// Any endpoint.
+        #[default]
         Cluster => "Cluster",
         /// Only endpoints on the node that received the packet.
         Local => "Local",

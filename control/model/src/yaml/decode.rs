@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use tidegate_wire::Named;
 
 use super::{Entry, Node, Position, ScalarKind, Value, parse, path_step, text};
 use crate::diagnostic::{Diagnostic, Location, Report, Severity};
@@ -189,24 +190,24 @@ impl<'a> Field<'a> {
         None
     }
 
+    /// The text, if the value is text.
+    fn text(&self) -> Option<&'a str> {
+        self.node.text().filter(|_| self.node.kind() == Some(ScalarKind::Text))
+    }
+
     /// A text. Numbers and booleans without quotes are refused, as on an API server.
     pub fn string(&self) -> Option<&'a str> {
-        match &self.node.value {
-            Value::Scalar(s) if s.kind == ScalarKind::Text => Some(&s.text),
-            Value::Scalar(s) => self.refuse(format!("text in quotes: {:?}", s.text)),
-            _ => self.refuse("text"),
-        }
+        let quoted = || self.node.text().map(|text| format!("text in quotes: {text:?}"));
+        self.text().or_else(|| self.refuse(quoted().unwrap_or_else(|| "text".to_owned())))
     }
 
     /// A text that error messages never repeat.
     pub fn secret(&self, accepted: &str) -> Option<&'a str> {
-        match &self.node.value {
-            Value::Scalar(s) if s.kind == ScalarKind::Text => Some(&s.text),
-            _ => {
-                self.error("the value is not text", format!("text in quotes: {accepted}"));
-                None
-            }
+        let text = self.text();
+        if text.is_none() {
+            self.error("the value is not text", format!("text in quotes: {accepted}"));
         }
+        text
     }
 
     /// A text that passes `check`.
@@ -215,59 +216,65 @@ impl<'a> Field<'a> {
         if check(text) { Some(text) } else { self.refuse(accepted) }
     }
 
+    /// Like [`Self::string_where`], as an owned text.
+    pub fn owned_where(&self, check: impl Fn(&str) -> bool, accepted: &str) -> Option<String> {
+        self.string_where(check, accepted).map(str::to_owned)
+    }
+
+    /// A text that is not blank, such as a path.
+    pub fn not_blank(&self, accepted: &str) -> Option<&'a str> {
+        self.string_where(|text| !text.trim().is_empty(), accepted)
+    }
+
     /// A text that `parse` accepts.
     pub fn parsed<T>(&self, parse: impl Fn(&str) -> Option<T>, accepted: &str) -> Option<T> {
-        let text = match &self.node.value {
-            Value::Scalar(s) if s.kind == ScalarKind::Text => Some(s.text.as_str()),
-            _ => None,
-        };
-        match text.and_then(parse) {
-            Some(value) => Some(value),
-            None => self.refuse(accepted),
-        }
+        self.text().and_then(parse).or_else(|| self.refuse(accepted))
+    }
+
+    /// A number or word that `parse` accepts as written. Some words, such as `off`, are booleans in YAML.
+    pub fn parsed_as_written<T>(&self, parse: impl Fn(&str) -> Option<T>, accepted: &str) -> Option<T> {
+        self.as_written().and_then(parse).or_else(|| self.refuse(accepted))
+    }
+
+    /// A number or word as written.
+    pub fn as_written(&self) -> Option<&'a str> {
+        let is_word =
+            matches!(self.node.kind()?, ScalarKind::Int(_) | ScalarKind::Text | ScalarKind::Bool(_));
+        self.node.text().filter(|_| is_word)
     }
 
     /// A boolean.
     pub fn boolean(&self) -> Option<bool> {
-        match &self.node.value {
-            Value::Scalar(s) => match s.kind {
-                ScalarKind::Bool(b) => Some(b),
-                _ => self.refuse("true or false"),
-            },
+        match self.node.kind() {
+            Some(ScalarKind::Bool(b)) => Some(b),
             _ => self.refuse("true or false"),
         }
     }
 
     /// An integer in a range.
-    pub fn integer(&self, range: RangeInclusive<i64>) -> Option<i64> {
+    pub fn integer<T: TryFrom<i64> + PartialOrd + Display>(&self, range: RangeInclusive<T>) -> Option<T> {
+        let number = match self.node.kind() {
+            Some(ScalarKind::Int(n)) => T::try_from(n).ok(),
+            _ => None,
+        };
         let accepted = || format!("a whole number from {} to {}", range.start(), range.end());
-        match &self.node.value {
-            Value::Scalar(s) => match s.kind {
-                ScalarKind::Int(n) if range.contains(&n) => Some(n),
-                _ => self.refuse(accepted()),
-            },
-            _ => self.refuse(accepted()),
-        }
+        number.filter(|n| range.contains(n)).or_else(|| self.refuse(accepted()))
     }
 
     /// A port number, 1 to 65535.
     pub fn port(&self) -> Option<Port> {
-        let number = self.integer(1..=65535)?;
-        u16::try_from(number).ok().and_then(Port::new)
+        self.integer(1..=u16::MAX).and_then(Port::new)
     }
 
     /// One of a few words.
     pub fn one_of<T: Copy>(&self, choices: &[(&str, T)]) -> Option<T> {
-        let names = || choices.iter().map(|c| c.0).collect::<Vec<_>>().join(", ");
-        match &self.node.value {
-            Value::Scalar(s) if s.kind == ScalarKind::Text => {
-                match choices.iter().find(|(name, _)| *name == s.text) {
-                    Some((_, value)) => Some(*value),
-                    None => self.refuse(names()),
-                }
-            }
-            _ => self.refuse(names()),
-        }
+        let find = |text: &str| choices.iter().find(|(name, _)| *name == text).map(|choice| choice.1);
+        self.parsed(find, &choices.iter().map(|c| c.0).collect::<Vec<_>>().join(", "))
+    }
+
+    /// One of the names of `T`.
+    pub fn named<T: Named>(&self) -> Option<T> {
+        self.parsed_as_written(T::named, &text::names::<T>())
     }
 
     /// An address. An IPv4-mapped IPv6 address is refused, as in new objects since Kubernetes 1.36. In a stored
@@ -377,6 +384,16 @@ impl<'a> Fields<'a> {
         (!entry.node.is_null()).then(|| self.child(key, &entry.node))
     }
 
+    /// The value of a key; `None` if it is absent, null or the empty text, which Kubernetes treats as absent.
+    pub fn filled(&self, key: &'static str) -> Option<Field<'a>> {
+        self.get(key).filter(|field| field.node.text() != Some(""))
+    }
+
+    /// A text; `None` if it is absent or empty.
+    pub fn text(&self, key: &'static str) -> Option<String> {
+        self.filled(key)?.string().map(str::to_owned)
+    }
+
     /// The value of a required key.
     pub fn required(&self, key: &'static str, accepted: &str) -> Option<Field<'a>> {
         let found = self.get(key);
@@ -395,6 +412,46 @@ impl<'a> Fields<'a> {
     /// The items of a key that is a list; empty if it is absent.
     pub fn items(&self, key: &'static str) -> Vec<Field<'a>> {
         self.get(key).map(|f| f.list()).unwrap_or_default()
+    }
+
+    /// The value of a key that `read` accepts.
+    pub fn read<T>(&self, key: &'static str, read: impl FnOnce(&Field<'a>) -> Option<T>) -> Option<T> {
+        read(&self.get(key)?)
+    }
+
+    /// Replaces `value` with the value of a key, if `read` accepts it.
+    pub fn set<T>(&self, key: &'static str, value: &mut T, read: impl FnOnce(&Field<'a>) -> Option<T>) {
+        if let Some(written) = self.read(key, read) {
+            *value = written;
+        }
+    }
+
+    /// The items of a list that `read` accepts.
+    pub fn each<T>(&self, key: &'static str, read: impl FnMut(&Field<'a>) -> Option<T>) -> Vec<T> {
+        self.items(key).iter().filter_map(read).collect()
+    }
+
+    /// Reads a key that is a mapping, and refuses keys of the mapping that `read` did not request. `None` if the
+    /// mapping is absent or invalid.
+    pub fn section<T>(&self, key: &'static str, read: impl FnOnce(&Fields<'a>) -> T) -> Option<T> {
+        Some(self.mapping(key)?.whole(Unknown::Refused, read))
+    }
+
+    /// Like [`Self::section`], but warns about keys that `read` did not request.
+    pub fn part<T>(&self, key: &'static str, read: impl FnOnce(&Fields<'a>) -> T) -> Option<T> {
+        Some(self.mapping(key)?.whole(Unknown::Warned, read))
+    }
+
+    /// Reads a list of mappings like [`Self::section`].
+    pub fn sections<T>(&self, key: &'static str, mut read: impl FnMut(&Fields<'a>) -> Option<T>) -> Vec<T> {
+        self.each(key, |item| item.fields()?.whole(Unknown::Refused, &mut read))
+    }
+
+    /// Reads the keys of the mapping. Keys that `read` did not request are treated as `unknown`.
+    pub fn whole<T>(self, unknown: Unknown, read: impl FnOnce(&Fields<'a>) -> T) -> T {
+        let value = read(&self);
+        self.finish(unknown);
+        value
     }
 
     /// Marks keys that the reader does not use as known.

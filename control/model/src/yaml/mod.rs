@@ -92,7 +92,15 @@ pub fn not_utf8(bytes: &[u8]) -> Option<(Position, String)> {
 impl Node {
     /// Whether it is null, `~` or nothing.
     pub fn is_null(&self) -> bool {
-        matches!(&self.value, Value::Scalar(s) if s.kind == ScalarKind::Null)
+        self.kind() == Some(ScalarKind::Null)
+    }
+
+    /// The meaning of a scalar.
+    pub fn kind(&self) -> Option<ScalarKind> {
+        match &self.value {
+            Value::Scalar(scalar) => Some(scalar.kind),
+            _ => None,
+        }
     }
 
     /// The description for messages: `a list`, `the number 80`.

@@ -5,17 +5,15 @@
 //! continues at the next document separator: a line that starts with `---` or `...` ends a document everywhere, also
 //! in quotes, brackets and block scalars (YAML 1.2, 9.1.2).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 
+use indexmap::IndexMap;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
 use super::{
     DEPTH_MAX, Entry, NODES_MAX, Node, Position, Scalar, UNFOLDED_BYTES_MAX, UNFOLDED_NODES_MAX, Value, json,
 };
-
-/// Up to this number of keys in a mapping, a scan is cheaper than a set.
-const SCANNED_KEYS_MAX: usize = 16;
 
 /// The number of syntax errors after which the rest of a text is not read.
 const SYNTAX_ERRORS_MAX: usize = 100;
@@ -105,44 +103,19 @@ fn position(marker: saphyr_parser::Marker) -> Position {
 
 /// A collection that is not complete yet.
 enum Open {
-    Sequence { anchor: usize, at: Position, items: Vec<Node> },
-    Mapping { anchor: usize, at: Position, entries: Entries, key: Option<(String, Position)> },
-}
-
-/// The entries of a mapping, with distinct keys. A lookup takes constant time for any number of entries.
-#[derive(Default)]
-struct Entries {
-    list: Vec<Entry>,
-    /// The keys of `list`, once there are more than [`SCANNED_KEYS_MAX`].
-    keys: HashSet<String>,
-}
-
-impl Entries {
-    /// Adds an entry whose key is new.
-    ///
-    /// # Errors
-    /// The key, if it already exists.
-    fn insert(&mut self, entry: Entry) -> Result<(), String> {
-        // YAML merge keys may be repeated. They are resolved when the mapping is complete.
-        if entry.key == "<<" {
-            self.list.push(entry);
-            return Ok(());
-        }
-        if self.list.len() < SCANNED_KEYS_MAX {
-            if self.list.iter().any(|e| e.key == entry.key) {
-                return Err(entry.key);
-            }
-        } else {
-            if self.keys.is_empty() {
-                self.keys.extend(self.list.iter().map(|e| e.key.clone()));
-            }
-            if !self.keys.insert(entry.key.clone()) {
-                return Err(entry.key);
-            }
-        }
-        self.list.push(entry);
-        Ok(())
-    }
+    Sequence {
+        anchor: usize,
+        at: Position,
+        items: Vec<Node>,
+    },
+    Mapping {
+        anchor: usize,
+        at: Position,
+        entries: IndexMap<String, (Position, Node)>,
+        /// The values of YAML merge keys, which may be repeated. They are resolved when the mapping is complete.
+        merges: Vec<(Position, Node)>,
+        key: Option<(String, Position)>,
+    },
 }
 
 /// Why parsing stopped.
@@ -243,7 +216,8 @@ impl Builder {
             }
             Event::SequenceStart(anchor, _) => self.open(Open::Sequence { anchor, at, items: vec![] }, at),
             Event::MappingStart(anchor, _) => {
-                self.open(Open::Mapping { anchor, at, entries: Entries::default(), key: None }, at)
+                let (entries, merges, key) = (IndexMap::new(), Vec::new(), None);
+                self.open(Open::Mapping { anchor, at, entries, merges, key }, at)
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(),
             Event::Alias(id) => self.alias(id, at),
@@ -278,8 +252,8 @@ impl Builder {
     fn close(&mut self) -> bool {
         let (anchor, node) = match self.open.pop().expect("the parser balances starts and ends") {
             Open::Sequence { anchor, at, items } => (anchor, Node { at, value: Value::Sequence(items) }),
-            Open::Mapping { anchor, at, entries, .. } => {
-                let Some(entries) = self.merged(entries) else { return false };
+            Open::Mapping { anchor, at, entries, merges, .. } => {
+                let Some(entries) = self.merged(entries, merges) else { return false };
                 (anchor, Node { at, value: Value::Mapping(entries) })
             }
         };
@@ -348,11 +322,13 @@ impl Builder {
                 self.parsed.documents.push(node);
             }
             Some(Open::Sequence { items, .. }) => items.push(node),
-            Some(Open::Mapping { entries, key, .. }) => match key.take() {
+            Some(Open::Mapping { entries, merges, key, .. }) => match key.take() {
+                Some((key, at)) if key == "<<" => merges.push((at, node)),
+                Some((key, at)) if entries.contains_key(&key) => {
+                    self.fault(at, format!("duplicate key {key:?}"), "each key once");
+                }
                 Some((key, at)) => {
-                    if let Err(key) = entries.insert(Entry { key, at, node }) {
-                        self.fault(at, format!("duplicate key {key:?}"), "each key once");
-                    }
+                    entries.insert(key, (at, node));
                 }
                 None => match &node.value {
                     Value::Scalar(scalar) => *key = Some((scalar.as_key(), node.at)),
@@ -369,36 +345,30 @@ impl Builder {
 
     /// Resolves merge keys (`<<: *base`): explicit entries take precedence over merged ones, and the first merged
     /// mapping over later ones. `None` if the limit on repeated nodes is exceeded.
-    fn merged(&mut self, entries: Entries) -> Option<Vec<Entry>> {
-        if !entries.list.iter().any(|e| e.key == "<<") {
-            return Some(entries.list);
-        }
-        let (merges, written): (Vec<Entry>, Vec<Entry>) =
-            entries.list.into_iter().partition(|e| e.key == "<<");
-        let mut all = Entries::default();
-        for entry in written {
-            all.insert(entry).expect("the keys written out are distinct");
-        }
-        for merge in merges {
-            let bases = match merge.node.value {
+    fn merged(
+        &mut self,
+        mut entries: IndexMap<String, (Position, Node)>,
+        merges: Vec<(Position, Node)>,
+    ) -> Option<Vec<Entry>> {
+        for (at, merge) in merges {
+            let bases = match merge.value {
                 Value::Sequence(items) => items,
-                _ => vec![merge.node],
+                _ => vec![merge],
             };
             for base in bases {
-                if !self.unfold(size(&base), merge.at) {
+                if !self.unfold(size(&base), at) {
                     return None;
                 }
                 let Value::Mapping(more) = base.value else {
                     self.fault(base.at, "<< merges something that is not a mapping", "an alias to a mapping");
                     continue;
                 };
-                for entry in more {
-                    // An existing key takes precedence over a merged key.
-                    let _ = all.insert(entry);
+                for Entry { key, at, node } in more {
+                    entries.entry(key).or_insert((at, node));
                 }
             }
         }
-        Some(all.list)
+        Some(entries.into_iter().map(|(key, (at, node))| Entry { key, at, node }).collect())
     }
 
     fn fault(&mut self, at: Position, what: impl Into<String>, accepted: &'static str) {

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
+use tidegate_wire::{MacAddr, Named};
 
 /// The maximum length of a value that messages repeat as a whole, in bytes.
 const SHOWN_BYTES_MAX: usize = 160;
@@ -79,14 +80,9 @@ pub fn show_bit_rate(bits: u64) -> String {
 
 /// A unicast MAC address: six pairs of hex digits separated by `:` or `-`, not all zero.
 pub fn mac(text: &str) -> Option<[u8; 6]> {
-    let separator = if text.contains('-') { '-' } else { ':' };
-    let mut mac = [0u8; 6];
-    let mut parts = text.split(separator);
-    for byte in &mut mac {
-        let part = parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))?;
-        *byte = u8::from_str_radix(part, 16).ok()?;
-    }
-    (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
+    let is_mixed = text.contains('-') && text.contains(':');
+    let MacAddr(mac) = text.parse().ok().filter(|_| !is_mixed)?;
+    (mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
 /// An address with a prefix length; bits after the prefix may be set.
@@ -199,6 +195,11 @@ pub fn is_label_value(text: &str) -> bool {
     bytes.len() <= 63 && bytes.iter().all(|b| inner(*b)) && end(bytes.first()) && end(bytes.last())
 }
 
+/// All names of `T`, for messages.
+pub fn names<T: Named>() -> String {
+    T::VALUES.iter().map(|value| value.name()).collect::<Vec<_>>().join(", ")
+}
+
 /// The known words closest to `word`, for "did you mean": at most three, with an edit distance of at most a third of
 /// its length (but at least 2).
 pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
@@ -206,25 +207,9 @@ pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
     let limit = (word.chars().count() / 3).max(2);
     let mut scored: Vec<(usize, &str)> = known
         .iter()
-        .map(|k| (edit_distance(&lower, &k.to_lowercase()), *k))
+        .map(|k| (strsim::levenshtein(&lower, &k.to_lowercase()), *k))
         .filter(|(distance, _)| *distance <= limit)
         .collect();
     scored.sort_unstable();
     scored.into_iter().take(3).map(|(_, k)| k).collect()
-}
-
-/// The Levenshtein distance.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(row[j + 1] + 1);
-        }
-    }
-    row[b.len()]
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use tidegate_model::objects::{Port, Protocol, ServicePort};
-use tidegate_spec::{Protocol as CoreProtocol, ServiceKey};
+use tidegate_spec::ServiceKey;
 
 use super::view::VipKind;
 
@@ -19,7 +19,7 @@ pub(super) struct Frontend {
 
 impl Frontend {
     pub(super) fn key(&self) -> ServiceKey {
-        ServiceKey { vip: self.vip, protocol: core_protocol(self.protocol), port: self.port.get() }
+        ServiceKey { vip: self.vip, protocol: self.protocol, port: self.port.get() }
     }
 
     /// The name of the port in messages: `node port 30080 of port http`.
@@ -30,14 +30,5 @@ impl Frontend {
                 format!("port {}", port.label())
             }
         }
-    }
-}
-
-/// The protocol as a type of the dataplane.
-pub(super) fn core_protocol(protocol: Protocol) -> CoreProtocol {
-    match protocol {
-        Protocol::Tcp => CoreProtocol::Tcp,
-        Protocol::Udp => CoreProtocol::Udp,
-        Protocol::Sctp => CoreProtocol::Sctp,
     }
 }

@@ -4,9 +4,10 @@
 //! keep it, the Service is not served, like other requests that can't be served as written. `flow` promises nothing,
 //! so it is only reported where it has no effect.
 
-use tidegate_model::config::{self, Scheduler};
+use tidegate_model::config::Scheduler;
 use tidegate_model::objects::Service;
 use tidegate_spec::HashInput;
+use tidegate_wire::Named;
 
 use super::annotation_reader::Reader;
 use super::annotations::{annotation_field, key};
@@ -15,8 +16,7 @@ use super::view::{PortRefusal, RefusalReason};
 /// Checks the annotation against the scheduler and the affinity of the Service. Returns why no port is programmed, if
 /// the connections of a client would be spread.
 pub(super) fn check(read: &mut Reader<'_>, service: &Service, scheduler: Scheduler) -> Option<PortRefusal> {
-    let written = service.meta.annotations.get(key::HASH).map(|value| config::hash_input(value.trim()));
-    let Some(config::Word::Known(hash)) = written else { return None };
+    let hash = HashInput::named(service.meta.annotations.get(key::HASH)?.trim())?;
     let why = match scheduler {
         Scheduler::Rendezvous | Scheduler::Maglev => None,
         Scheduler::SourceHash if hash == HashInput::Client => None,

@@ -11,10 +11,11 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_model::config::{self, HealthConfig, HealthProtocol, Word};
+use tidegate_model::config::{self, HealthConfig, HealthProtocol};
 use tidegate_model::health::{AtVip, Check, NODE_PROXY_PORT, Probe, Rules, Target};
 use tidegate_model::objects::{Port, Protocol};
 use tidegate_model::yaml::text;
+use tidegate_wire::Named;
 use tidegate_wire::proxy_header::ProxyVersion;
 
 use super::annotation_reader::Reader;
@@ -90,14 +91,15 @@ impl HealthOptions {
     }
 
     fn protocol(&mut self, read: &mut Reader<'_>, annotation: &str, value: &str) {
-        match config::health_protocol(&value.to_ascii_lowercase()) {
-            Word::Known(protocol) => self.protocol = protocol,
-            Word::NotYet => {
-                let used = name(self.protocol);
+        let (word, accepted) = (value.to_ascii_lowercase(), text::names::<HealthProtocol>());
+        match HealthProtocol::named(&word) {
+            Some(protocol) => self.protocol = protocol,
+            None if config::HEALTH_PROTOCOLS_LATER.contains(&&*word) => {
+                let used = self.protocol;
                 let what = format!("annotation {annotation}: {value:?} is not supported yet; {used} is used");
-                read.not_supported(annotation, what, config::HEALTH_PROTOCOL_ACCEPTED);
+                read.not_supported(annotation, what, &accepted);
             }
-            Word::Unknown => read.invalid(annotation, value, config::HEALTH_PROTOCOL_ACCEPTED),
+            None => read.invalid(annotation, value, &accepted),
         }
     }
 
@@ -124,7 +126,7 @@ impl HealthOptions {
         }
         let by_http = matches!(self.protocol, HealthProtocol::Http | HealthProtocol::Https);
         if let Some(annotation) = self.path_annotation.as_deref().filter(|_| !by_http) {
-            let why = format!("checks use {}", name(self.protocol));
+            let why = format!("checks use {}", self.protocol);
             read.ignored(annotation, &why, "tidegate.dev/health-check-protocol http or https");
         }
         let only_for = match self.protocol {
@@ -303,17 +305,6 @@ impl NodeCheck {
     pub(super) fn target(&self, ip: IpAddr) -> Option<Target> {
         let (probe, port) = self.0.as_ref()?;
         Some(Target::new(SocketAddr::new(ip, port.get()), probe))
-    }
-}
-
-fn name(protocol: HealthProtocol) -> &'static str {
-    match protocol {
-        HealthProtocol::Tcp => "tcp",
-        HealthProtocol::Http => "http",
-        HealthProtocol::Https => "https",
-        HealthProtocol::Udp => "udp",
-        HealthProtocol::Sctp => "sctp",
-        HealthProtocol::None => "none",
     }
 }
 

@@ -24,7 +24,7 @@ use super::candidates::{self, Candidates, ForwardingError, forwarding_error, por
 use super::checkable_networks;
 use super::context::{Collector, PortAt};
 use super::finding::{Finding, Reason};
-use super::frontend::{Frontend, core_protocol};
+use super::frontend::Frontend;
 use super::health_result::TcpEvidence;
 use super::idle_timeout;
 use super::plan::Plan;
@@ -134,7 +134,7 @@ fn port_view(plan: Plan<'_>, at: &PortAt<'_>, refused: Option<PortRefusal>, back
         vip: frontend.vip,
         name: port.label(),
         port: frontend.port.get(),
-        protocol: core_protocol(port.protocol),
+        protocol: port.protocol,
         mode: plan.options.mode,
         app_protocol: port.app_protocol.clone(),
         refused,

@@ -16,9 +16,8 @@ use tidegate_model::objects::{
 };
 use tidegate_model::yaml::{Field, Fields, Sheet, Unknown, text};
 
-use super::meta;
 use super::object::{Object, first_faults};
-use super::service::{PROTOCOLS, protocol};
+use super::service::protocol;
 
 /// The limits that an API server applies to a slice (discovery.k8s.io validation).
 const ENDPOINTS_MAX: usize = 1_000;
@@ -33,7 +32,7 @@ const NOT_FOR_PROXIES: [&str; 2] =
     ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
 
 pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
-    let types = [("IPv4", AddressType::V4), ("IPv6", AddressType::V6), ("FQDN", AddressType::Fqdn)];
+    let types = [AddressType::V4, AddressType::V6, AddressType::Fqdn].map(|known| (known.as_str(), known));
     let address_type = object.required("addressType", "IPv4, IPv6, FQDN").and_then(|f| f.one_of(&types));
     let address_type = address_type.unwrap_or(AddressType::Unknown);
     // Watches filter these out (docs/kubernetes.md, section 2). In a file, they must be filtered here.
@@ -116,22 +115,16 @@ fn endpoint(item: &Field<'_>, address_type: AddressType, namespace: &str) -> Opt
         addresses.truncate(1);
     }
     let parsed: Vec<Option<IpAddr>> = addresses.iter().map(|f| address(f, address_type)).collect();
-    let mut conditions = Conditions::default();
-    if let Some(written) = fields.mapping("conditions") {
-        let condition = |key| written.get(key).and_then(|f| f.boolean());
-        conditions.ready = condition("ready");
-        conditions.serving = condition("serving");
-        conditions.terminating = condition("terminating");
-        written.finish(Unknown::Warned);
-    }
-    let node_name = node_name(&fields);
-    let zone = fields.get("zone").filter(|f| !meta::is_empty(f)).and_then(|f| f.string()).map(str::to_owned);
-    let (mut hint_zones, mut hint_nodes) = (Vec::new(), Vec::new());
-    if let Some(hints) = fields.mapping("hints") {
-        hint_zones = named(&hints, "forZones", "a zone");
-        hint_nodes = named(&hints, "forNodes", "a node");
-        hints.finish(Unknown::Warned);
-    }
+    let conditions = fields.part("conditions", |written| Conditions {
+        ready: written.read("ready", Field::boolean),
+        serving: written.read("serving", Field::boolean),
+        terminating: written.read("terminating", Field::boolean),
+    });
+    let conditions = conditions.unwrap_or_default();
+    let (node_name, zone) = (fields.text("nodeName"), fields.text("zone"));
+    let hints = fields
+        .part("hints", |hints| (named(hints, "forZones", "a zone"), named(hints, "forNodes", "a node")));
+    let (hint_zones, hint_nodes) = hints.unwrap_or_default();
     let target_ref = target_ref(&fields, namespace);
     fields.allow(&["hostname", "deprecatedTopology"]);
     fields.finish(Unknown::Warned);
@@ -143,13 +136,9 @@ fn endpoint(item: &Field<'_>, address_type: AddressType, namespace: &str) -> Opt
 
 /// The names in a list of hints.
 fn named(hints: &Fields<'_>, key: &'static str, accepted: &str) -> Vec<String> {
-    let mut names = Vec::new();
-    for item in limited(hints, key, HINTS_MAX) {
-        let Some(fields) = item.fields() else { continue };
-        names.extend(fields.required("name", accepted).and_then(|f| f.string()).map(str::to_owned));
-        fields.finish(Unknown::Warned);
-    }
-    names
+    let name = |fields: &Fields<'_>| fields.required("name", accepted)?.string().map(str::to_owned);
+    let items = limited(hints, key, HINTS_MAX);
+    items.iter().filter_map(|item| item.fields()?.whole(Unknown::Warned, name)).collect()
 }
 
 fn address(field: &Field<'_>, address_type: AddressType) -> Option<IpAddr> {
@@ -194,14 +183,14 @@ fn ports(items: &[Field<'_>], of: PortsOf, faults: &mut Vec<Diagnostic>) -> Vec<
 /// path.
 fn port<'a>(item: &Field<'a>, of: PortsOf, taken: &mut BTreeMap<PortId<'a>, String>) -> Option<EndpointPort> {
     let fields = item.fields()?;
-    let name = match fields.get("name").filter(|f| !meta::is_empty(f)) {
+    let name = match fields.filled("name") {
         Some(f) if f.sheet.is_stored() => f.string().unwrap_or_default(),
         // Without its name, it would count as the unnamed port, which is a different port.
         Some(f) => f.string_where(text::is_rfc1123_label, "the name of a Service port")?,
         None => "",
     };
     let protocol = match fields.get("protocol") {
-        Some(field) if of == PortsOf::Slice => field.one_of(&PROTOCOLS),
+        Some(field) if of == PortsOf::Slice => field.named(),
         _ => protocol(&fields),
     };
     let id = (name, protocol.filter(|_| of == PortsOf::Subset));
@@ -215,25 +204,21 @@ fn port<'a>(item: &Field<'a>, of: PortsOf, taken: &mut BTreeMap<PortId<'a>, Stri
     }
     taken.entry(id).or_insert_with(|| item.path.clone());
     let port = fields.get("port").and_then(|f| {
-        let port = f.integer(0..=65535).and_then(|n| u16::try_from(n).ok())?;
+        let port = f.integer(0..=u16::MAX)?;
         if port == 0 {
             f.warning("port 0 is ignored", "a port number from 1 to 65535");
         }
         Port::new(port)
     });
-    let app_protocol = fields.get("appProtocol").and_then(|f| f.string()).map(str::to_owned);
+    let app_protocol = fields.read("appProtocol", Field::string).map(str::to_owned);
     fields.finish(Unknown::Warned);
     let protocol = protocol.filter(|_| is_another)?;
     Some(EndpointPort { name: name.to_owned(), protocol, port, app_protocol })
 }
 
-fn node_name(fields: &Fields<'_>) -> Option<String> {
-    fields.get("nodeName").filter(|f| !meta::is_empty(f)).and_then(|f| f.string()).map(str::to_owned)
-}
-
 fn target_ref(fields: &Fields<'_>, namespace: &str) -> Option<ObjectRef> {
     let target = fields.mapping("targetRef")?;
-    let text = |key| target.get(key).and_then(|f| f.string()).map(str::to_owned);
+    let text = |key| target.read(key, Field::string).map(str::to_owned);
     let (kind, name, own_namespace) = (text("kind"), text("name"), text("namespace"));
     target.allow(&["apiVersion", "uid", "resourceVersion", "fieldPath"]);
     target.finish(Unknown::Warned);
@@ -264,7 +249,7 @@ pub(super) fn read_legacy(object: &Fields<'_>, meta: Metadata) -> Option<Object>
 fn legacy_address(item: &Field<'_>, namespace: &str) -> Option<EndpointAddress> {
     let fields = item.fields()?;
     let ip = fields.required("ip", text::IP).and_then(|f| f.ip());
-    let node_name = node_name(&fields);
+    let node_name = fields.text("nodeName");
     let target_ref = target_ref(&fields, namespace);
     fields.allow(&["hostname"]);
     fields.finish(Unknown::Warned);

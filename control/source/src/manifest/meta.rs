@@ -42,8 +42,7 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
         true => name.and_then(|f| f.node.text()),
         false => name.and_then(|f| f.string_where(scope.name, scope.accepted)),
     };
-    let namespace = fields.get("namespace").filter(|f| !is_empty(f));
-    let namespace = match namespace {
+    let namespace = match fields.filled("namespace") {
         Some(_) if is_stored && !scope.namespaced => Some(""),
         Some(field) if is_stored => field.node.text(),
         Some(field) if !scope.namespaced => {
@@ -54,9 +53,9 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
         None if scope.namespaced => Some("default"),
         None => Some(""),
     };
-    let uid = fields.get("uid").and_then(|f| f.string());
-    let creation_time = fields.get("creationTimestamp").and_then(|f| f.time());
-    let deletion_time = fields.get("deletionTimestamp").and_then(|f| {
+    let uid = fields.read("uid", Field::string);
+    let creation_time = fields.read("creationTimestamp", Field::time);
+    let deletion_time = fields.read("deletionTimestamp", |f| {
         let time = f.time();
         // An invalid time must not hide a deletion.
         if is_stored { time.or(Some(jiff::Timestamp::UNIX_EPOCH)) } else { time }
@@ -118,9 +117,4 @@ fn keyed(field: &Field<'_>, check: fn(&str) -> bool) -> Labels {
 fn error_at(field: &Field<'_>, key: &str, what: &str, accepted: &str) {
     let at = field.node.entry(key).map_or(field.at(), |e| e.at);
     field.sheet.error(at, format!("{}[{key}]: {what}", field.path), accepted);
-}
-
-/// Whether a field is the empty text, which Kubernetes treats as absent.
-pub(super) fn is_empty(field: &Field<'_>) -> bool {
-    matches!(&field.node.value, tidegate_model::yaml::Value::Scalar(s) if s.text.is_empty())
 }

@@ -1,22 +1,18 @@
 //! `Pod`, `Namespace`, `Node` and `ServiceCIDR`: only the fields that the gateway needs. All others are skipped.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use tidegate_model::objects::{ContainerPort, Metadata, Namespace, Node, Pod, ServiceCidr};
 use tidegate_model::yaml::{Field, Fields, text};
 
-use super::meta;
 use super::object::Object;
 use super::service::protocol;
 
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
-    let mut pod =
-        Pod { meta, node_name: None, ips: vec![], ready: false, finished: false, container_ports: vec![] };
+    let mut pod = Pod { meta, ..Pod::default() };
     if let Some(spec) = object.mapping("spec") {
-        pod.node_name =
-            spec.get("nodeName").filter(|f| !meta::is_empty(f)).and_then(|f| f.string()).map(str::to_owned);
+        pod.node_name = spec.text("nodeName");
         for container in spec.items("containers") {
             let Some(container) = container.fields() else { continue };
             container_ports(&container, &mut pod.container_ports);
@@ -24,27 +20,23 @@ pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
         for container in spec.items("initContainers") {
             let Some(container) = container.fields() else { continue };
             // The only init containers that can serve are those that continue to run (sidecars).
-            if container.get("restartPolicy").and_then(|f| f.string()) == Some("Always") {
+            if container.read("restartPolicy", Field::string) == Some("Always") {
                 container_ports(&container, &mut pod.container_ports);
             }
         }
     }
     if let Some(status) = object.mapping("status") {
-        let one = status.get("podIP").filter(|f| !meta::is_empty(f)).and_then(|f| f.ip());
-        let many: Vec<IpAddr> = status
-            .items("podIPs")
-            .iter()
-            .filter_map(|item| item.fields()?.required("ip", "an address")?.ip())
-            .collect();
+        let one = status.filled("podIP").and_then(|f| f.ip());
+        let many = status.each("podIPs", |item| item.fields()?.required("ip", "an address")?.ip());
         pod.ips = if many.is_empty() { one.into_iter().collect() } else { many };
         for condition in status.items("conditions") {
             let Some(condition) = condition.fields() else { continue };
-            let text = |key| condition.get(key).and_then(|f| f.string());
+            let text = |key| condition.read(key, Field::string);
             if text("type") == Some("Ready") {
                 pod.ready = text("status") == Some("True");
             }
         }
-        let phase = status.get("phase").and_then(|f| f.string());
+        let phase = status.read("phase", Field::string);
         pod.finished = matches!(phase, Some("Succeeded" | "Failed"));
     }
     Some(Object::Pod(Arc::new(pod)))
@@ -53,7 +45,7 @@ pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
 fn container_ports(container: &Fields<'_>, into: &mut Vec<ContainerPort>) {
     for item in container.items("ports") {
         let Some(fields) = item.fields() else { continue };
-        let name = fields.get("name").and_then(|f| f.string()).unwrap_or_default().to_owned();
+        let name = fields.text("name").unwrap_or_default();
         let protocol = protocol(&fields);
         let port = fields.required("containerPort", "a port number from 1 to 65535").and_then(|f| f.port());
         if let (Some(protocol), Some(port)) = (protocol, port) {
@@ -74,7 +66,7 @@ fn network(field: &Field<'_>) -> Option<IpNet> {
 
 pub(super) fn read_service_cidr(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let spec = object.mapping("spec");
-    let cidrs = spec.map(|spec| spec.items("cidrs").iter().filter_map(network).collect());
+    let cidrs = spec.map(|spec| spec.each("cidrs", network));
     object.allow(&["status"]);
     Some(Object::ServiceCIDR(Arc::new(ServiceCidr { meta, cidrs: cidrs.unwrap_or_default() })))
 }
@@ -82,8 +74,8 @@ pub(super) fn read_service_cidr(object: &Fields<'_>, meta: Metadata) -> Option<O
 pub(super) fn read_node(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut node = Node::new(meta);
     if let Some(spec) = object.mapping("spec") {
-        let one = spec.get("podCIDR").filter(|f| !meta::is_empty(f)).and_then(|f| network(&f));
-        let many: Vec<_> = spec.items("podCIDRs").iter().filter_map(network).collect();
+        let one = spec.filled("podCIDR").and_then(|f| network(&f));
+        let many = spec.each("podCIDRs", network);
         node.pod_cidrs = if many.is_empty() { one.into_iter().collect() } else { many };
         node.to_be_deleted = spec.items("taints").iter().any(|taint| {
             let key = taint.fields().and_then(|fields| fields.get("key")?.string());
@@ -94,7 +86,7 @@ pub(super) fn read_node(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
         for item in status.items("addresses") {
             let Some(fields) = item.fields() else { continue };
             let address = fields.get("address");
-            match fields.get("type").and_then(|f| f.string()) {
+            match fields.read("type", Field::string) {
                 Some("InternalIP") => node.internal_ips.extend(address.and_then(|f| f.ip())),
                 Some("ExternalIP") => node.external_ips.extend(address.and_then(|f| f.ip())),
                 _ => {}

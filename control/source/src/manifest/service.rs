@@ -19,14 +19,9 @@ use tidegate_model::yaml::{Field, Fields, ScalarKind, Sheet, Unknown, Value, tex
 use super::meta;
 use super::object::Object;
 
-/// The protocols of ports.
-pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
-    [("TCP", Protocol::Tcp), ("UDP", Protocol::Udp), ("SCTP", Protocol::Sctp)];
-
 /// The protocol of a port: TCP if it is absent or empty, `None` if it is invalid.
 pub(super) fn protocol(port: &Fields<'_>) -> Option<Protocol> {
-    let written = port.get("protocol").filter(|f| !meta::is_empty(f));
-    written.map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS))
+    port.filled("protocol").map_or(Some(Protocol::Tcp), |f| f.named())
 }
 
 /// Values of `trafficDistribution` (KEP-4444, KEP-3015).
@@ -39,8 +34,7 @@ pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut service = Service::new(meta);
     object.allow(&["status"]);
     if let Some(spec) = object.required("spec", "spec with ports").and_then(|f| f.fields()) {
-        read_spec(object, &spec, &mut service);
-        spec.finish(Unknown::Warned);
+        spec.whole(Unknown::Warned, |spec| read_spec(object, spec, &mut service));
     }
     super::stored::read(object, &mut service);
     Some(Object::Service(Arc::new(service)))
@@ -48,14 +42,8 @@ pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
 
 fn read_spec(object: &Fields<'_>, spec: &Fields<'_>, service: &mut Service) {
     let is_stored = object.itself().sheet.is_stored();
-    let types = [
-        ("ClusterIP", ServiceType::ClusterIp),
-        ("NodePort", ServiceType::NodePort),
-        ("LoadBalancer", ServiceType::LoadBalancer),
-        ("ExternalName", ServiceType::ExternalName),
-    ];
-    service.service_type = match spec.get("type").filter(|f| !meta::is_empty(f)) {
-        Some(field) => field.one_of(&types).unwrap_or(match is_stored {
+    service.service_type = match spec.filled("type") {
+        Some(field) => field.named().unwrap_or(match is_stored {
             true => ServiceType::ClusterIp,
             // Assume the type that allows the most fields, so that only real faults follow.
             false => ServiceType::LoadBalancer,
@@ -68,8 +56,7 @@ fn read_spec(object: &Fields<'_>, spec: &Fields<'_>, service: &mut Service) {
     load_balancer(spec, service, object);
     affinity(spec, service);
     policies(spec, service);
-    let published = spec.get("publishNotReadyAddresses").and_then(|f| f.boolean());
-    service.publish_not_ready_addresses = published.unwrap_or(false);
+    spec.set("publishNotReadyAddresses", &mut service.publish_not_ready_addresses, Field::boolean);
     // The controller that writes the slices evaluates this field, and stores the result in their hints.
     if let Some(field) = spec.get("trafficDistribution").filter(|_| !is_stored) {
         field.one_of(&TRAFFIC_DISTRIBUTIONS);
@@ -103,7 +90,7 @@ fn addresses(spec: &Fields<'_>, service: &mut Service) {
 
 /// `clusterIP(s)`.
 fn cluster_ips(spec: &Fields<'_>, service: &mut Service) {
-    let one = spec.get("clusterIP").filter(|f| !meta::is_empty(f));
+    let one = spec.filled("clusterIP");
     let many = spec.items("clusterIPs");
     let written = if many.is_empty() { one.as_slice() } else { &many };
     if let (Some(one), Some(first)) = (&one, many.first())
@@ -148,10 +135,9 @@ fn cluster_ips(spec: &Fields<'_>, service: &mut Service) {
 
 /// `ipFamilies` and `ipFamilyPolicy`, which must match the cluster IPs.
 fn families(spec: &Fields<'_>, service: &mut Service) {
-    let families = [("IPv4", IpFamily::V4), ("IPv6", IpFamily::V6)];
     let written_families = spec.items("ipFamilies");
     for field in &written_families {
-        match field.one_of(&families) {
+        match field.named::<IpFamily>() {
             Some(family) if service.ip_families.contains(&family) => {
                 field.error(format_args!("{family} is listed twice"), "each family once");
             }
@@ -167,10 +153,8 @@ fn families(spec: &Fields<'_>, service: &mut Service) {
             );
         }
     }
-    let policies =
-        [IpFamilyPolicy::SingleStack, IpFamilyPolicy::PreferDualStack, IpFamilyPolicy::RequireDualStack];
     let policy = spec.get("ipFamilyPolicy");
-    let chosen = policy.as_ref().and_then(|f| f.one_of(&policies.map(|p| (p.as_str(), p))));
+    let chosen = policy.as_ref().and_then(Field::named);
     service.ip_family_policy = chosen.unwrap_or(IpFamilyPolicy::SingleStack);
     if chosen == Some(IpFamilyPolicy::SingleStack)
         && service.ip_families.len() > 1
@@ -234,9 +218,9 @@ fn port<'a>(
         );
         is_another = false;
     }
-    let target_port = fields.get("targetPort").and_then(|f| target_port(&f));
-    let node_port = fields.get("nodePort").and_then(|f| node_port(item, &f, protocol, service_type, taken));
-    let app_protocol = fields.get("appProtocol").and_then(|f| {
+    let target_port = fields.read("targetPort", target_port);
+    let node_port = fields.read("nodePort", |f| node_port(item, f, protocol, service_type, taken));
+    let app_protocol = fields.read("appProtocol", |f| {
         let accepted = "a name such as http or example.com/proto";
         let check = |name: &str| f.sheet.is_stored() || text::is_qualified_name(name);
         Some(f.string_where(check, accepted)?.to_owned())
@@ -259,7 +243,7 @@ fn port_name<'a>(
     taken: &mut Taken<'a>,
 ) -> (&'a str, bool) {
     let mut is_another = true;
-    let field = fields.get("name").filter(|f| !meta::is_empty(f));
+    let field = fields.filled("name");
     let name = field.as_ref().and_then(|f| {
         let accepted = "a name of at most 63 characters of a-z, 0-9 and -, alphanumeric at both ends";
         f.string_where(|name| f.sheet.is_stored() || text::is_rfc1123_label(name), accepted)
@@ -317,7 +301,7 @@ fn target_port(field: &Field<'_>) -> Option<TargetPort> {
 
 /// A port for which 0 means none.
 fn optional_port(field: &Field<'_>) -> Option<Port> {
-    field.integer(0..=65535).and_then(|n| u16::try_from(n).ok()).and_then(Port::new)
+    field.integer(0..=u16::MAX).and_then(Port::new)
 }
 
 /// The fields that only Services of type LoadBalancer may have, and their source ranges.
@@ -328,7 +312,7 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
             field.error("valid only with type LoadBalancer", "type: LoadBalancer; or omit the field");
         }
     };
-    if let Some(field) = spec.get("loadBalancerIP").filter(|f| !meta::is_empty(f)) {
+    if let Some(field) = spec.filled("loadBalancerIP") {
         service.load_balancer_ip = field.ip();
         service.unreadable_load_balancer_ip = service.load_balancer_ip.is_none();
     }
@@ -360,8 +344,12 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
     // The legacy annotation is used only if the field is empty.
     if items.is_empty() && is_load_balancer {
         is_whole = annotated_source_ranges(service, object.itself().sheet, &mut ranges);
-    } else if items.is_empty() && !spec.itself().sheet.is_stored() {
-        without_annotated_source_ranges(service, object.itself().sheet);
+    } else if items.is_empty()
+        && !spec.itself().sheet.is_stored()
+        && service.meta.annotations.contains_key(SOURCE_RANGES_ANNOTATION)
+    {
+        let accepted = "type: LoadBalancer; or omit the annotation";
+        source_ranges_error(service, object.itself().sheet, "valid only with type LoadBalancer", accepted);
     }
     if !is_whole {
         // Invalid ranges must not admit all clients, neither through an empty list nor in the other family.
@@ -386,31 +374,22 @@ fn annotated_source_ranges(service: &Service, sheet: &Sheet, ranges: &mut Vec<Ip
     let Some(list) = list.filter(|l| !l.trim().is_empty()) else { return true };
     let mut is_whole = true;
     for part in list.split(',') {
-        if let Some(range) = source_range(sheet, part) {
-            ranges.push(range);
-            continue;
+        let range = source_range(sheet, part);
+        if range.is_none() {
+            let accepted = format!("{}; separate several with commas", text::CIDR);
+            source_ranges_error(service, sheet, &format!("{part:?} is not accepted"), accepted);
         }
-        is_whole = false;
-        let path = format!("metadata.annotations[{SOURCE_RANGES_ANNOTATION}]");
-        sheet.push(
-            Diagnostic::error(format!("{path}: {part:?} is not accepted"))
-                .accepting(format!("{}; separate several with commas", text::CIDR))
-                .at(service.meta.origin.field(&path)),
-        );
+        is_whole &= range.is_some();
+        ranges.extend(range);
     }
     is_whole
 }
 
-/// Reports the legacy annotation, which a Service of another type must not have.
-fn without_annotated_source_ranges(service: &Service, sheet: &Sheet) {
-    if service.meta.annotations.contains_key(SOURCE_RANGES_ANNOTATION) {
-        let path = format!("metadata.annotations[{SOURCE_RANGES_ANNOTATION}]");
-        sheet.push(
-            Diagnostic::error(format!("{path}: valid only with type LoadBalancer"))
-                .accepting("type: LoadBalancer; or omit the annotation")
-                .at(service.meta.origin.field(&path)),
-        );
-    }
+/// Reports a fault of the legacy annotation.
+fn source_ranges_error(service: &Service, sheet: &Sheet, what: &str, accepted: impl Into<String>) {
+    let path = format!("metadata.annotations[{SOURCE_RANGES_ANNOTATION}]");
+    let fault = Diagnostic::error(format!("{path}: {what}")).accepting(accepted);
+    sheet.push(fault.at(service.meta.origin.field(&path)));
 }
 
 /// A CIDR, possibly surrounded by white space. Bits after the prefix are ignored. No packet has an IPv4-mapped IPv6
@@ -427,7 +406,7 @@ fn source_range(sheet: &Sheet, written: &str) -> Option<IpNet> {
 }
 
 fn affinity(spec: &Fields<'_>, service: &mut Service) {
-    let affinity = spec.get("sessionAffinity").filter(|f| !meta::is_empty(f));
+    let affinity = spec.filled("sessionAffinity");
     let by_client = affinity.and_then(|f| f.one_of(&[("None", false), ("ClientIP", true)]));
     let mut seconds = 10_800;
     let config = spec.get("sessionAffinityConfig");
@@ -439,30 +418,25 @@ fn affinity(spec: &Fields<'_>, service: &mut Service) {
         );
     }
     if let Some(config) = config.filter(|_| by_client == Some(true)).and_then(|f| f.fields()) {
-        if let Some(client) = config.mapping("clientIP") {
-            let written = client.get("timeoutSeconds").and_then(|f| f.integer(1..=86_400));
-            seconds = written.and_then(|n| u64::try_from(n).ok()).unwrap_or(seconds);
-            client.finish(Unknown::Warned);
-        }
+        config
+            .part("clientIP", |client| client.set("timeoutSeconds", &mut seconds, |f| f.integer(1..=86_400)));
         config.finish(Unknown::Warned);
     }
     service.session_affinity = (by_client == Some(true)).then(|| Duration::from_secs(seconds));
 }
 
 fn policies(spec: &Fields<'_>, service: &mut Service) {
-    let choices = [("Cluster", TrafficPolicy::Cluster), ("Local", TrafficPolicy::Local)];
     let external = matches!(service.service_type, ServiceType::NodePort | ServiceType::LoadBalancer)
         || (service.service_type == ServiceType::ClusterIp && !service.external_ips.is_empty());
-    if let Some(field) = spec.get("externalTrafficPolicy").filter(|f| !meta::is_empty(f)) {
+    if let Some(field) = spec.filled("externalTrafficPolicy") {
         if external {
-            service.external_traffic_policy = field.one_of(&choices).unwrap_or(TrafficPolicy::Cluster);
+            service.external_traffic_policy = field.named().unwrap_or(TrafficPolicy::Cluster);
         } else {
             let what = format_args!("not allowed with type {} without externalIPs", service.service_type);
             field.error(what, "type: LoadBalancer or NodePort, or externalIPs; or omit the field");
         }
     }
-    let internal = spec.get("internalTrafficPolicy").and_then(|f| f.one_of(&choices));
-    service.internal_traffic_policy = internal.unwrap_or(TrafficPolicy::Cluster);
+    spec.set("internalTrafficPolicy", &mut service.internal_traffic_policy, Field::named);
     if let Some(field) = spec.get("healthCheckNodePort")
         && let Some(port) = optional_port(&field)
     {

@@ -6,27 +6,20 @@
 use std::net::IpAddr;
 
 use tidegate_model::objects::{Condition, Ingress, IngressPort, Service};
-use tidegate_model::yaml::{Field, Fields, Node, Unknown, Value};
-
-use super::meta;
+use tidegate_model::yaml::{Field, Fields, Unknown};
 
 /// Fills [`Service::stored`] and [`Service::ingress_ips`].
 pub(super) fn read(object: &Fields<'_>, service: &mut Service) {
     if let Some(metadata) = object.mapping("metadata") {
         let stored = &mut service.stored;
-        stored.generation = metadata.get("generation").and_then(|f| f.integer(0..=i64::MAX)).unwrap_or(0);
-        stored.finalizers = metadata.items("finalizers").iter().filter_map(owned).collect();
-        stored.ingress_managers =
-            metadata.items("managedFields").iter().filter_map(ingress_manager).collect();
+        stored.generation = number(&metadata, "generation");
+        stored.finalizers = metadata.each("finalizers", owned);
+        stored.ingress_managers = metadata.each("managedFields", ingress_manager);
     }
     let Some(status) = object.mapping("status") else { return };
     service.stored.conditions = conditions(&status);
-    if let Some(load_balancer) = status.mapping("loadBalancer") {
-        for item in load_balancer.items("ingress") {
-            service.stored.ingress.extend(ingress(&item));
-        }
-        load_balancer.finish(Unknown::Warned);
-    }
+    let ingress = status.part("loadBalancer", |load_balancer| load_balancer.each("ingress", ingress));
+    service.stored.ingress = ingress.unwrap_or_default();
     status.finish(Unknown::Warned);
     let mut ips: Vec<IpAddr> = Vec::new();
     for ip in service.stored.ingress.iter().filter_map(|i| i.ip) {
@@ -39,21 +32,18 @@ pub(super) fn read(object: &Fields<'_>, service: &mut Service) {
 
 /// The `conditions` of a status.
 pub(super) fn conditions(status: &Fields<'_>) -> Vec<Condition> {
-    status.items("conditions").iter().filter_map(condition).collect()
+    status.each("conditions", condition)
 }
 
 fn condition(item: &Field<'_>) -> Option<Condition> {
     let fields = item.fields()?;
     let condition = Condition {
-        kind: text(&fields, "type")?,
-        status: text(&fields, "status").unwrap_or_default(),
-        reason: text(&fields, "reason").unwrap_or_default(),
-        message: text(&fields, "message").unwrap_or_default(),
-        observed_generation: fields
-            .get("observedGeneration")
-            .and_then(|f| f.integer(0..=i64::MAX))
-            .unwrap_or(0),
-        last_transition: fields.get("lastTransitionTime").and_then(|f| f.time()),
+        kind: fields.text("type")?,
+        status: fields.text("status").unwrap_or_default(),
+        reason: fields.text("reason").unwrap_or_default(),
+        message: fields.text("message").unwrap_or_default(),
+        observed_generation: number(&fields, "observedGeneration"),
+        last_transition: fields.read("lastTransitionTime", Field::time),
     };
     fields.finish(Unknown::Warned);
     Some(condition)
@@ -62,10 +52,10 @@ fn condition(item: &Field<'_>) -> Option<Condition> {
 fn ingress(item: &Field<'_>) -> Option<Ingress> {
     let fields = item.fields()?;
     let ingress = Ingress {
-        ip: fields.get("ip").filter(|f| !meta::is_empty(f)).and_then(|f| f.ip()),
-        hostname: text(&fields, "hostname"),
-        ip_mode: text(&fields, "ipMode"),
-        ports: fields.items("ports").iter().filter_map(port).collect(),
+        ip: fields.filled("ip").and_then(|f| f.ip()),
+        hostname: fields.text("hostname"),
+        ip_mode: fields.text("ipMode"),
+        ports: fields.each("ports", port),
     };
     fields.finish(Unknown::Warned);
     Some(ingress)
@@ -73,9 +63,9 @@ fn ingress(item: &Field<'_>) -> Option<Ingress> {
 
 fn port(item: &Field<'_>) -> Option<IngressPort> {
     let fields = item.fields()?;
-    let port = fields.get("port").and_then(|f| f.port());
-    let protocol = text(&fields, "protocol").unwrap_or_else(|| "TCP".to_owned());
-    let error = text(&fields, "error");
+    let port = fields.read("port", Field::port);
+    let protocol = fields.text("protocol").unwrap_or_else(|| "TCP".to_owned());
+    let error = fields.text("error");
     fields.finish(Unknown::Warned);
     Some(IngressPort { port: port?.get(), protocol, error })
 }
@@ -83,20 +73,14 @@ fn port(item: &Field<'_>) -> Option<IngressPort> {
 /// The manager of an entry of `managedFields` that owns `status.loadBalancer.ingress`.
 fn ingress_manager(item: &Field<'_>) -> Option<String> {
     let fields = item.fields()?;
-    let manager = text(&fields, "manager");
-    let owned = fields.get("fieldsV1");
-    let key = |node: &Node, key: &str| match &node.value {
-        Value::Mapping(entries) => entries.iter().find(|e| e.key == key).map(|e| e.node.clone()),
-        _ => None,
-    };
-    let ingress = ["f:status", "f:loadBalancer", "f:ingress"]
-        .into_iter()
-        .try_fold(owned?.node.clone(), |node, step| key(&node, step));
-    ingress.and(manager)
+    let manager = fields.text("manager");
+    let owned = fields.get("fieldsV1")?.node;
+    owned.entry("f:status")?.node.entry("f:loadBalancer")?.node.entry("f:ingress").and(manager)
 }
 
-fn text(fields: &Fields<'_>, key: &'static str) -> Option<String> {
-    fields.get(key).filter(|f| !meta::is_empty(f)).as_ref().and_then(owned)
+/// A number that is not negative; 0 if it is absent.
+pub(super) fn number(fields: &Fields<'_>, key: &'static str) -> i64 {
+    fields.read(key, |f| f.integer(0..=i64::MAX)).unwrap_or(0)
 }
 
 fn owned(field: &Field<'_>) -> Option<String> {

@@ -12,7 +12,6 @@ use ipnet::IpNet;
 use super::attributes::{self, AGGREGATION_V4, AGGREGATION_V6};
 use crate::config::dataplane::once;
 use crate::config::files::Files;
-use crate::config::section::section;
 use crate::objects::RouteAttributes;
 use crate::yaml::{Field, Fields, Unknown};
 
@@ -99,14 +98,13 @@ impl fmt::Debug for Secret {
 
 /// Reads `announce.bgp`. An empty mapping means no BGP.
 pub(super) fn decode(announce: &Fields<'_>, files: &Files<'_>) -> Option<BgpConfig> {
-    section(announce, "bgp", |fields| {
+    let read = announce.section("bgp", |fields| {
         if fields.is_empty() {
             return None;
         }
         let asn = fields.required("asn", ASN).and_then(|f| asn(&f));
         let id = |text: &str| text.parse().ok().filter(|id: &Ipv4Addr| !id.is_unspecified());
-        let router_id =
-            fields.get("routerId").and_then(|f| f.parsed(id, "an IPv4 address such as 192.0.2.2"));
+        let router_id = fields.read("routerId", |f| f.parsed(id, "an IPv4 address such as 192.0.2.2"));
         let mut seen = BTreeMap::new();
         let list = fields.required("peers", "at least one peer").map(|f| f.list()).unwrap_or_default();
         if let (true, Some(field)) = (list.is_empty(), fields.get("peers")) {
@@ -116,23 +114,21 @@ pub(super) fn decode(announce: &Fields<'_>, files: &Files<'_>) -> Option<BgpConf
             beyond.error("there are too many peers", format!("at most {PEERS_MAX}"));
         }
         let peers = list.iter().filter_map(|item| peer(item, &mut seen, files)).collect();
-        let multiplier = fields.get("bfdMultiplier").and_then(|f| f.integer(1..=255));
-        let program = fields.get("program").and_then(|f| {
-            f.string_where(|t| !t.trim().is_empty(), "the path or the name of the program BIRD 2")
-        });
+        let multiplier = fields.read("bfdMultiplier", |f| f.integer(1..=255));
+        let program = fields.read("program", |f| f.not_blank("the path or the name of the program BIRD 2"));
         Some(BgpConfig {
             asn: asn.unwrap_or(1),
             router_id,
             peers,
             aggregates: aggregates(fields),
             bfd_interval: fields
-                .get("bfdInterval")
-                .and_then(|f| f.duration(BFD_INTERVAL))
+                .read("bfdInterval", |f| f.duration(BFD_INTERVAL))
                 .unwrap_or(Duration::from_millis(300)),
-            bfd_multiplier: multiplier.and_then(|n| u8::try_from(n).ok()).unwrap_or(3),
+            bfd_multiplier: multiplier.unwrap_or(3),
             program: PathBuf::from(program.unwrap_or("bird")),
         })
-    })
+    });
+    read.flatten()
 }
 
 fn aggregates(fields: &Fields<'_>) -> Vec<IpNet> {
@@ -144,7 +140,7 @@ fn aggregates(fields: &Fields<'_>) -> Vec<IpNet> {
     for item in &list {
         let Some(net) = item.network() else { continue };
         let shortest = if net.addr().is_ipv4() { *AGGREGATION_V4.start() } else { *AGGREGATION_V6.start() };
-        if i64::from(net.prefix_len()) < shortest {
+        if net.prefix_len() < shortest {
             let accepted = format!("a prefix of /{shortest} or longer that contains addresses of pools");
             item.error(
                 format_args!("the prefix {net} is too short: it contains addresses of other networks"),
@@ -162,7 +158,7 @@ fn aggregates(fields: &Fields<'_>) -> Vec<IpNet> {
 
 fn asn(field: &Field<'_>) -> Option<u32> {
     // 0 and the largest number are reserved (RFC 7607, RFC 7300).
-    field.integer(1..=i64::from(u32::MAX) - 1).and_then(|n| u32::try_from(n).ok())
+    field.integer(1..=u32::MAX - 1)
 }
 
 fn peer(item: &Field<'_>, seen: &mut BTreeMap<IpAddr, String>, files: &Files<'_>) -> Option<Peer> {
@@ -183,9 +179,7 @@ fn peer(item: &Field<'_>, seen: &mut BTreeMap<IpAddr, String>, files: &Files<'_>
         once(seen, ip, &f).then_some(ip)
     });
     let asn = fields.required("asn", ASN).and_then(|f| asn(&f));
-    let number =
-        |key| fields.get(key).and_then(|f: Field<'_>| f.integer(0..=255)).and_then(|n| u8::try_from(n).ok());
-    let flag = |key| fields.get(key).and_then(|f: Field<'_>| f.boolean()).unwrap_or(false);
+    let flag = |key| fields.read(key, Field::boolean).unwrap_or(false);
     let families = match fields.get("families") {
         None => address.map(|ip| [ip.is_ipv4(), ip.is_ipv6()]),
         Some(field) => {
@@ -201,15 +195,12 @@ fn peer(item: &Field<'_>, seen: &mut BTreeMap<IpAddr, String>, files: &Files<'_>
     let peer = Peer {
         address: address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         asn: asn.unwrap_or(1),
-        port: fields.get("port").and_then(|f| f.port()).map_or(179, std::num::NonZero::get),
+        port: fields.read("port", |f| f.integer(1..=u16::MAX)).unwrap_or(179),
         bfd: flag("bfd"),
-        password: fields.get("passwordFile").and_then(|f| password(&f, files)),
-        multihop: number("ebgpMultihop").unwrap_or(0),
+        password: fields.read("passwordFile", |f| password(f, files)),
+        multihop: fields.read("ebgpMultihop", |f| f.integer(0..=u8::MAX)).unwrap_or(0),
         graceful_restart: flag("gracefulRestart"),
-        hold_time: fields
-            .get("holdTime")
-            .and_then(|f| f.duration(HOLD_TIME))
-            .unwrap_or(Duration::from_secs(90)),
+        hold_time: fields.read("holdTime", |f| f.duration(HOLD_TIME)).unwrap_or(Duration::from_secs(90)),
         attributes: attributes::decode(&fields),
         families: families.unwrap_or([true, false]),
     };
@@ -220,17 +211,15 @@ fn peer(item: &Field<'_>, seen: &mut BTreeMap<IpAddr, String>, files: &Files<'_>
 /// Reads a password file. Errors never repeat its contents.
 fn password(field: &Field<'_>, files: &Files<'_>) -> Option<Secret> {
     files.secret(field, |path, text| {
-        let text = text.trim_end_matches(['\r', '\n']);
+        let (path, text) = (path.display(), text.trim_end_matches(['\r', '\n']));
         let is_valid = (1..=PASSWORD_BYTES_MAX).contains(&text.len())
             // BIRD's strings have no escapes.
             && text.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"');
         if !is_valid {
-            let what = format!("{} has no usable password ({} bytes)", path.display(), text.len());
-            field.error(what, PASSWORD);
+            field.error(format_args!("{path} has no usable password ({} bytes)", text.len()), PASSWORD);
         } else if text.trim() != text {
-            let what = format!(
-                "{}: the password begins or ends with a space; the router's password must have the space too",
-                path.display()
+            let what = format_args!(
+                "{path}: the password begins or ends with a space; the router's password must have the space too"
             );
             field.warning(what, "a password without spaces around it");
         }

@@ -5,47 +5,38 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::bgp::Peer;
-use crate::config::gateway::GatewayConfig;
-use crate::diagnostic::Diagnostic;
-use crate::yaml::Sheet;
+use crate::config::cross_checks::Check;
 
 /// The maximum length of `admin.socket` with `announce.bgp`. BIRD's socket is in a directory beside it and has a
 /// longer name, and the path of a socket has at most 107 bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 97;
 
-pub(in crate::config) fn check(sheet: &Sheet, config: &GatewayConfig) {
+pub(in crate::config) fn check(check: &Check<'_>) {
+    let config = check.config;
     let Some(bgp) = &config.announce.bgp else { return };
-    let error = |field: &str, what: String, accepted: &str| {
-        let what = format!("{field}: {what}");
-        sheet.push(Diagnostic::error(what).accepting(accepted).at(config.origin.field(field)));
-    };
-    let interfaces = &config.dataplane.network.interfaces;
-    let own: Vec<IpNet> = interfaces.iter().flat_map(|interface| &interface.addresses).copied().collect();
+    let own: Vec<IpNet> = config.dataplane.interface_addresses().copied().collect();
     if bgp.router_id.is_none() && !own.iter().any(|net| net.addr().is_ipv4()) && !own.is_empty() {
-        let what = "no interface has an IPv4 address that could be the BGP identifier".to_owned();
-        error("announce.bgp.routerId", what, "an IPv4 address that identifies this gateway");
+        let what = "no interface has an IPv4 address that could be the BGP identifier";
+        check.error("announce.bgp.routerId", what, "an IPv4 address that identifies this gateway");
     }
     for (i, peer) in bgp.peers.iter().enumerate() {
         let field = |key: &str| format!("announce.bgp.peers[{i}].{key}");
         if own.iter().any(|net| net.addr() == peer.address) {
             let what = format!("{} is an address of the gateway itself", peer.address);
-            error(&field("address"), what, "the address of a router");
+            check.error(&field("address"), what, "the address of a router");
         } else if peer.multihop == 0 && !own.iter().any(|net| net.contains(&peer.address)) {
             let what = format!("{} is not on-link, and ebgpMultihop is 0", peer.address);
-            error(
-                &field("address"),
-                what,
-                "an address in a network of dataplane.interfaces, or ebgpMultihop of at least 1",
-            );
+            let accepted = "an address in a network of dataplane.interfaces, or ebgpMultihop of at least 1";
+            check.error(&field("address"), what, accepted);
         }
         check_families(peer, &own, |what| {
-            error(&field("families"), what, "families in which dataplane.interfaces has an address");
+            check.error(&field("families"), what, "families in which dataplane.interfaces has an address");
         });
     }
     let length = config.admin.socket.as_os_str().len();
     if length > SOCKET_PATH_BYTES_MAX {
         let what = format!("with announce.bgp, a path of {length} bytes is too long");
-        error("admin.socket", what, "a path of 1 to 97 bytes");
+        check.error("admin.socket", what, "a path of 1 to 97 bytes");
     }
 }
 

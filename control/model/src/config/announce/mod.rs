@@ -12,7 +12,6 @@ pub(super) use check::check;
 
 use super::files::Files;
 use super::layer2::{self, Layer2Config, Layer2Mode};
-use super::section::section;
 use crate::yaml::Fields;
 
 /// How VIPs are announced to the network.
@@ -47,20 +46,16 @@ pub struct KernelRoutes {
 
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> AnnounceConfig {
     let mut config = AnnounceConfig::default();
-    section(parent, "announce", |announce| {
+    parent.section("announce", |announce| {
         config.l2 = layer2::decode(announce);
-        config.kernel_routes = section(announce, "kernelRoutes", |fields| {
-            let number = |key, range, default: u32| {
-                let number = fields.get(key).and_then(|f| f.integer(range));
-                number.and_then(|n| u32::try_from(n).ok()).unwrap_or(default)
-            };
-            let table = number("table", 1..=i64::from(u32::MAX), 179);
+        config.kernel_routes = announce.section("kernelRoutes", |fields| {
+            let mut routes = KernelRoutes { table: 179, protocol: 179 };
+            fields.set("table", &mut routes.table, |f| f.integer(1..=u32::MAX));
             // 0 to 4 belong to the kernel.
-            let protocol = u8::try_from(number("protocol", 5..=255, 179)).unwrap_or(179);
-            Some(KernelRoutes { table, protocol })
+            fields.set("protocol", &mut routes.protocol, |f| f.integer(5..=255));
+            routes
         });
         config.bgp = bgp::decode(announce, files);
-        Some(())
     });
     config
 }

@@ -7,9 +7,11 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use tidegate_model::config::{self, Word};
+use tidegate_model::config;
 use tidegate_model::objects::{Labels, Protocol, Selector};
 use tidegate_model::yaml::text;
+use tidegate_spec::{HashInput, SynCookies};
+use tidegate_wire::Named;
 
 use super::{DAY, Options, SECOND, idle_max};
 use crate::reconcile::aliases::{self, AliasValue};
@@ -97,10 +99,7 @@ impl Reader<'_> {
         let value = value.trim();
         match ours {
             key::FORWARDING => {
-                let mode = config::forwarding(value);
-                if let Some(mode) = self.word(annotation, value, mode, config::FORWARDING_ACCEPTED) {
-                    (options.mode, options.mode_is_set) = (mode, true);
-                }
+                options.mode_is_set |= self.named(&mut options.mode, annotation, value);
             }
             key::TARGET | key::BACKEND_NODE_SELECTOR | key::SCHEDULER | key::HASH | key::TABLE_SIZE => {
                 self.apply_to_choice(options, ours, annotation, value);
@@ -165,9 +164,7 @@ impl Reader<'_> {
     fn apply_to_choice(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         match ours {
             key::TARGET => {
-                let target = config::target(value);
-                let target = self.word(annotation, value, target, config::TARGET_ACCEPTED);
-                options.backends.target = target.unwrap_or(options.backends.target);
+                self.named(&mut options.backends.target, annotation, value);
             }
             key::BACKEND_NODE_SELECTOR if value.is_empty() => {}
             key::BACKEND_NODE_SELECTOR => match Selector::parse(value) {
@@ -179,17 +176,14 @@ impl Reader<'_> {
                 Ok(size) => options.choice.table_size = size,
                 Err(accepted) => self.invalid(annotation, value, &accepted),
             },
-            key::SCHEDULER => {
-                let scheduler = config::scheduler(value);
-                let scheduler = self.word(annotation, value, scheduler, config::SCHEDULER_ACCEPTED);
-                options.choice.scheduler = scheduler.unwrap_or(options.choice.scheduler);
-            }
-            key::HASH => match config::hash_input(value) {
-                Word::Known(hash) => options.choice.hash = hash,
+            key::SCHEDULER => match config::scheduler(value) {
+                Some(scheduler) => options.choice.scheduler = scheduler,
+                None => self.invalid(annotation, value, config::SCHEDULER_ACCEPTED),
+            },
+            key::HASH => match HashInput::named(value) {
+                Some(hash) => options.choice.hash = hash,
                 // The backends may rely on receiving all connections of a client.
-                Word::NotYet | Word::Unknown => {
-                    self.invalid_port(options, annotation, value, config::HASH_ACCEPTED);
-                }
+                None => self.invalid_port(options, annotation, value, &text::names::<HashInput>()),
             },
             _ => {}
         }
@@ -236,23 +230,29 @@ impl Reader<'_> {
 
     /// Applies the annotations about the flows of a Service.
     fn apply_to_flows(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
-        if ours == key::FLOW_TRACKING {
-            let tracking = config::flow_tracking(value);
-            let tracking = self.word(annotation, value, tracking, config::FLOW_TRACKING_ACCEPTED);
-            options.choice.flow_tracking = tracking.unwrap_or(options.choice.flow_tracking);
-            return;
-        }
-        if ours == key::SYN_COOKIES {
-            match config::syn_cookies(value) {
-                Some(choice) => options.handshake.syn_cookies = Some(choice),
-                None => self.invalid(annotation, value, config::SYN_COOKIES_ACCEPTED),
+        match ours {
+            key::FLOW_TRACKING => {
+                self.named(&mut options.choice.flow_tracking, annotation, value);
             }
-            return;
+            key::SYN_COOKIES => match SynCookies::named(value) {
+                Some(choice) => options.handshake.syn_cookies = Some(choice),
+                None => self.invalid(annotation, value, &text::names::<SynCookies>()),
+            },
+            _ => match config::mss_clamp(value) {
+                Some(clamp) => options.handshake.mss_clamp = clamp,
+                None => self.invalid(annotation, value, config::MSS_CLAMP_ACCEPTED),
+            },
         }
-        match config::mss_clamp(value) {
-            Some(clamp) => options.handshake.mss_clamp = clamp,
-            None => self.invalid(annotation, value, config::MSS_CLAMP_ACCEPTED),
+    }
+
+    /// Applies a name. Returns whether it is valid.
+    fn named<T: Named>(&mut self, to: &mut T, annotation: &str, value: &str) -> bool {
+        let named = T::named(value);
+        match named {
+            Some(named) => *to = named,
+            None => self.invalid(annotation, value, &text::names::<T>()),
         }
+        named.is_some()
     }
 
     fn duration(&mut self, to: &mut Duration, annotation: &str, value: &str, min: Duration, max: Duration) {
@@ -263,15 +263,6 @@ impl Reader<'_> {
                 self.invalid(annotation, value, &format!("{}, {min} to {max}", text::DURATION));
             }
         }
-    }
-
-    /// Returns the value of a known word, and reports any other word as invalid.
-    fn word<T>(&mut self, annotation: &str, value: &str, word: Word<T>, accepted: &str) -> Option<T> {
-        match word {
-            Word::Known(known) => return Some(known),
-            Word::NotYet | Word::Unknown => self.invalid(annotation, value, accepted),
-        }
-        None
     }
 
     /// Refuses an alias that limits the outgoing bandwidth, if replies don't pass the gateway.

@@ -19,6 +19,7 @@ use tidegate_model::yaml::text;
 use tidegate_spec::{
     ForwardingMode, HashInput, MssClamp, PassiveHealth, ServiceLimits, SynCookies, TunnelOptions,
 };
+use tidegate_wire::Named;
 use tidegate_wire::proxy_header::ProxyVersion;
 use tidegate_wire::proxy_tlvs::{ProxyTlvs, VpceId};
 
@@ -268,7 +269,7 @@ fn warn_without_port(read: &mut Reader<'_>, service: &Service) {
             continue;
         };
         let is_valid = match annotation {
-            key::SYN_COOKIES => config::syn_cookies(value).is_some(),
+            key::SYN_COOKIES => SynCookies::named(value).is_some(),
             key::MSS_CLAMP => config::mss_clamp(value).is_some(),
             key::PASSIVE_HEALTH => config::passive_health(value).is_some(),
             _ => text::duration(value).is_some_and(|idle| (SECOND..=idle_max(protocol)).contains(&idle)),

@@ -6,8 +6,7 @@ use serde::{Deserialize as _, Deserializer, Serializer, de};
 use tidegate_wire::Named;
 
 fn named<T: Named, E: de::Error>(name: &str) -> Result<T, E> {
-    let found = T::VALUES.iter().find(|value| value.name() == name);
-    found.copied().ok_or_else(|| {
+    T::named(name).ok_or_else(|| {
         let accepted: Vec<&str> = T::VALUES.iter().map(|value| value.name()).collect();
         E::custom(format!("{name:?} is not accepted; accepted: {}", accepted.join(", ")))
     })
