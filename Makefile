@@ -13,7 +13,8 @@ FLOODS ?=
 SOAK_SECONDS ?= 3600
 export CARGO
 
-.PHONY: help setup tools build release man demo lint test test-apiserver without-dpdk vm-test floods kube-proxy fuzz bench perf soak instructions \
+.PHONY: help setup tools build release image image-test man demo lint test test-apiserver without-dpdk vm-test floods \
+  kube-proxy fuzz bench perf soak instructions \
   compare deny clean
 
 help:
@@ -22,6 +23,8 @@ help:
 	@echo 'make setup    install missing packages: DPDK, clang, nginx, iperf3 ... (Debian 12, root)'
 	@echo 'make build    debug build'
 	@echo 'make release  the gateway and the kubectl plugin in target/install, with separate debug symbols'
+	@echo 'make image    the image as an OCI archive in target/image, without a container engine (root, Debian mirror)'
+	@echo 'make image-test  build it twice, compare the two, and run its programs (root, Debian mirror, minutes)'
 	@echo 'make man      man pages in target/man'
 	@echo 'make lint     rustfmt and clippy with warnings as errors'
 	@echo 'make kube-proxy  target node with the real kube-proxy (root, network the first time, minutes)'
@@ -49,6 +52,12 @@ build:
 
 release:
 	@deploy/scripts/release.sh
+
+image:
+	@deploy/scripts/image.sh
+
+image-test:
+	@deploy/scripts/image.sh test
 
 man:
 	$(CARGO) run -p tidegate --locked -- man --dir target/man

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Installs the packages for building, the demo and the tests on Debian 12. Does nothing if all are installed. Called by
 # `make setup`, with the argument `vm` by `make vm-test`, which needs more, and with `without-dpdk` by `make
-# without-dpdk`, which needs only a few. It never starts a service: an nginx or HAProxy that it installs does not start,
-# and an existing one is not changed.
+# without-dpdk` and `image` by `make image`, which need only a few. It never starts a service: an nginx or HAProxy that
+# it installs does not start, and an existing one is not changed.
 set -euo pipefail
 
 packages=(
@@ -27,6 +27,9 @@ case ${1:-} in
     ;;
   without-dpdk)
     packages=(mmdebstrap util-linux)
+    ;;
+  image)
+    packages=(mmdebstrap umoci jq binutils)
     ;;
 esac
 
@@ -80,7 +83,7 @@ install_missing() {
 }
 
 if ((${#missing[@]})); then install_missing; fi
-if [[ ${1:-} == without-dpdk ]]; then exit; fi
+if [[ ${1:-} == without-dpdk || ${1:-} == image ]]; then exit; fi
 
 # The drivers are plugins that EAL loads from this directory. The demo and the tests use the virtual ones.
 pkg-config --exists 'libdpdk >= 22.11' || die "pkg-config finds no libdpdk of 22.11 or newer"
