@@ -4,11 +4,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
 use crate::api::Needs;
 use crate::needs;
 use crate::tool::{command, kubectl, run};
 use crate::uninstall::installed;
-use crate::world::{World, deploy};
+use crate::world::{SEEN, Setting, World, deploy, service, slice, text};
 
 /// Runs kubectl on a file or directory.
 fn kubectl_on(world: &World, arguments: &[&str], path: &Path) -> Result<String, String> {
@@ -76,14 +79,63 @@ fn every_kustomization_is_installed_twice_without_a_change() {
     }
 }
 
-#[test]
-fn the_container_keeps_its_device_records_on_the_host() {
+/// The Pod of the DaemonSet.
+fn pod() -> Value {
     let file = deploy().join("kubernetes/daemonset/daemonset.yaml");
     let text = std::fs::read_to_string(file).expect("readable");
-    let set: serde_json::Value = serde_saphyr::from_str(&text).expect("YAML");
-    let pod = &set["spec"]["template"]["spec"];
-    let all = |list: &serde_json::Value| list.as_array().expect("a list").clone();
-    let contains = |path: &serde_json::Value| {
+    let set: Value = serde_saphyr::from_str(&text).expect("YAML");
+    set["spec"]["template"]["spec"].clone()
+}
+
+#[test]
+fn the_rights_of_the_container_are_enough_for_an_interface_of_the_kernel() {
+    let mut world = World::new();
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+    let pod = pod();
+    let container = &pod["containers"][0];
+    let rights = &container["securityContext"];
+    assert_eq!(rights["capabilities"]["drop"], json!(["ALL"]));
+    assert_eq!((&rights["privileged"], &rights["allowPrivilegeEscalation"]), (&Value::Null, &json!(false)));
+    let added = rights["capabilities"]["add"].as_array().expect("a list");
+    let added: Vec<String> = added.iter().map(|name| format!("+{}", text(name).to_lowercase())).collect();
+    let named = |list: &Value| {
+        let mut items = list.as_array().into_iter().flatten();
+        items.find(|item| item["name"] == "sysctls").expect("for the sysctls").clone()
+    };
+    let (mount, volume) = (named(&container["volumeMounts"]), named(&pod["volumes"]));
+    // What a container runtime does for a container without `privileged`. /mnt exists in the root of this machine.
+    let script = format!(
+        "mount -t tmpfs pod /mnt\nmkdir -p {mount}\nmount --bind {host} {mount}\nmount --bind /proc/sys /proc/sys\n\
+         mount -o remount,bind,ro /proc/sys\n\
+         exec setpriv --no-new-privs --inh-caps -all --bounding-set -all,{capabilities} \"$@\"",
+        mount = text(&mount["mountPath"]),
+        host = text(&volume["hostPath"]["path"]),
+        capabilities = added.join(","),
+    );
+    let starter = ["unshare", "--mount", "sh", "-ec", &script, "sh"].map(str::to_owned).to_vec();
+    let wire = "link add wire0 type veth peer name wire1\nlink set wire0 up\nlink set wire1 up\n";
+    world.namespace().ip_batch(wire).expect("a veth pair");
+    let sysctl = |world: &World| {
+        let file = "/proc/sys/net/ipv4/conf/wire0/arp_ignore";
+        world.enter_gateway(|| std::fs::read_to_string(file)).expect("readable").trim().to_owned()
+    };
+    let before = sysctl(&world);
+    let device = "\"net_af_packet,iface=wire0\"".to_owned();
+    world.start_with("edge-1", &Setting { starter, device, ..Setting::default() });
+    world.until("a backend", || {
+        (world.gateway("edge-1").backends("web") == ["10.244.0.1:8080 active"]).then_some(())
+    });
+    world.until("readiness", || (world.http(10_001, "/readyz")?.0 == 200).then_some(()));
+    assert_ne!(sysctl(&world), before, "the kernel is silenced on the interface");
+    world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
+    assert_eq!(sysctl(&world), before);
+}
+
+#[test]
+fn the_container_keeps_its_device_records_on_the_host() {
+    let pod = pod();
+    let all = |list: &Value| list.as_array().expect("a list").clone();
+    let contains = |path: &Value| {
         Path::new(tidegate_dataplane::links::device_state::DIRECTORY)
             .starts_with(path.as_str().unwrap_or("-"))
     };

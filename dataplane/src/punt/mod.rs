@@ -13,6 +13,7 @@ pub mod fixed_neighbors;
 pub mod host_connections;
 pub mod netlink;
 pub mod routes;
+mod sysctl;
 pub mod sysctl_guard;
 pub mod tap;
 pub mod vrrp;

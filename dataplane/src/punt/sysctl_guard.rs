@@ -14,9 +14,9 @@
 //! that after a kill the next process restores the original values instead of the ones that it finds.
 
 use std::cell::Cell;
-use std::path::PathBuf;
 use std::{io, mem};
 
+use super::sysctl::{self, path};
 use crate::links::device_state::{Record, RecordContents};
 
 /// The sysctls to set, below `/proc/sys/net`. For the filters, the kernel applies the larger of the values of the
@@ -66,8 +66,8 @@ impl SysctlGuard {
     /// Silences the interface in this thread's network namespace. `record` is the record of its device.
     ///
     /// # Errors
-    /// If a sysctl can't be written (no root, a read-only /proc). A sysctl that the kernel lacks is skipped, such as
-    /// those of IPv6 in a kernel without it.
+    /// If a sysctl can't be written (no root; a read-only /proc, without the host's mount). A sysctl that the kernel
+    /// lacks is skipped, such as those of IPv6 in a kernel without it.
     pub fn begin(interface: &str, record: &Record) -> Result<Self, SysctlGuardError> {
         let left = record.read().sysctls;
         let (mut before, mut changes) = (Vec::new(), Vec::new());
@@ -86,7 +86,7 @@ impl SysctlGuard {
         let guard = Self { interface, before, record, has_logged: Cell::new(false) };
         guard.remember();
         for (path, value) in changes {
-            std::fs::write(&path, value).map_err(|source| SysctlGuardError {
+            sysctl::write(&path, value).map_err(|source| SysctlGuardError {
                 interface: guard.interface.clone(),
                 path: path.display().to_string(),
                 value: value.to_owned(),
@@ -112,7 +112,7 @@ impl SysctlGuard {
             if found == value {
                 continue;
             }
-            match std::fs::write(&path, value) {
+            match sysctl::write(&path, value) {
                 Ok(()) if self.has_logged.replace(true) => {
                     tracing::debug!(path = %path.display(), found, value, "a sysctl was changed: restored");
                 }
@@ -155,17 +155,12 @@ impl SysctlGuard {
     }
 }
 
-/// The file of a sysctl.
-fn path(interface: &str, family: &str, name: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/sys/net/{family}/conf/{interface}/{name}"))
-}
-
 impl Drop for SysctlGuard {
     fn drop(&mut self) {
         for (family, name, value) in self.before.drain(..).rev() {
             let path = path(&self.interface, family, name);
             // The interface may no longer exist. Then there is nothing to restore.
-            if let Err(error) = std::fs::write(&path, value) {
+            if let Err(error) = sysctl::write(&path, &value) {
                 tracing::debug!(path = %path.display(), %error, "cannot restore the sysctl");
             }
         }

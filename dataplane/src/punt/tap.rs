@@ -24,6 +24,7 @@ use tidegate_wire::{MacAddr, VlanId};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use super::netlink::Netlink;
+use super::sysctl;
 
 /// The maximum length of a network device name (IFNAMSIZ without the NUL).
 const NAME_MAX: usize = 15;
@@ -276,7 +277,7 @@ impl Tap {
 
     /// Sets the sysctls of the device if they have other values, because it is new or another program has changed them.
     /// udev may apply the host's sysctls to a new device after this process has set them, so other values are normal.
-    /// With a read-only `/proc`, the host's settings stay.
+    /// With a read-only `/proc`, and without the host's mount, the host's settings stay.
     ///
     /// Packets of clients may arrive through the tap although the return route uses another interface, so `rp_filter`
     /// is off. The kernel applies the larger of this value and the one in `conf/all`, which the operator controls.
@@ -290,13 +291,14 @@ impl Tap {
             ("ipv4", "ignore_routes_with_linkdown", "1", true),
             ("ipv6", "ignore_routes_with_linkdown", "1", has_v6),
         ];
-        for (family, sysctl, wanted, _) in sysctls.into_iter().filter(|(.., is_needed)| *is_needed) {
-            let path = format!("/proc/sys/net/{family}/conf/{}/{sysctl}", self.name);
-            let found = std::fs::read_to_string(&path).unwrap_or_default();
+        for (family, name, wanted, _) in sysctls.into_iter().filter(|(.., is_needed)| *is_needed) {
+            let file = sysctl::path(&self.name, family, name);
+            let found = std::fs::read_to_string(&file).unwrap_or_default();
             if ["", wanted].contains(&found.trim()) {
                 continue;
             }
-            match std::fs::write(&path, wanted) {
+            let path = file.display();
+            match sysctl::write(&file, wanted) {
                 Ok(()) => tracing::debug!(%path, found = found.trim(), wanted, "a sysctl of the tap is set"),
                 Err(error) => tracing::debug!(%path, wanted, %error, "cannot set a sysctl of the tap"),
             }
