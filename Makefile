@@ -30,7 +30,7 @@ help:
 	@echo 'make kube-proxy  target node with the real kube-proxy (root, network the first time, minutes)'
 	@echo 'make test-apiserver  the Kubernetes tests with a real API server (root, network the first time, 10 min)'
 	@echo 'make without-dpdk  the kubectl plugin and cargo test in a root without libdpdk (root, network, minutes)'
-	@echo 'make tools    build that API server: kube-apiserver, kube-controller-manager, etcd and kubectl (network, minutes)'
+	@echo 'make tools    build that API server: kube-apiserver, kube-controller-manager, etcd, kubectl and helm (network, minutes)'
 	@echo 'make vm-test  emulated PCI NICs with their DPDK drivers, in virtual machines (root, minutes); NICS="virtio e1000e vmxnet3"'
 	@echo 'make floods   the effect of floods on other clients, 30 s for each mode and flood (root, half an hour): docs/floods.md'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) s of arbitrary frames for the pipeline, on every core'

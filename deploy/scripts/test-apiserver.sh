@@ -41,7 +41,7 @@ elif [[ -n ${KUBE_APISERVER:-}${ETCD:-}${KUBE_CONTROLLER_MANAGER:-} ]]; then
 else
   tools=$(deploy/scripts/tools.sh)
   export KUBE_APISERVER=$tools/kube-apiserver ETCD=$tools/etcd KUBE_CONTROLLER_MANAGER=$tools/kube-controller-manager
-  # Use kubectl of the same version.
+  # Use kubectl of the same version, and helm.
   export PATH=$tools:$PATH
 fi
 

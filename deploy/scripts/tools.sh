@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds the programs of deploy/tools (kube-apiserver, kube-controller-manager, kubectl, etcd) at the versions of its
-# go.mod and prints the directory that contains them. Called by `make tools` and test-apiserver.sh. They are built once
+# Builds the programs of deploy/tools (kube-apiserver, kube-controller-manager, kubectl, etcd, helm) at the versions of
+# its go.mod files and prints the directory that contains them. Called by `make tools` and test-apiserver.sh. They are built once
 # for each version, at low priority, outside of the tree: in TIDEGATE_TOOLS, or below ~/.cache/tidegate.
 set -euo pipefail
 cd "$(dirname "$0")/../tools"
@@ -18,7 +18,7 @@ toolchain=$(go env GOVERSION) || die "cannot fetch $GOTOOLCHAIN: install Go 1.26
 
 kubernetes=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
 # The programs depend on the versions of all modules, the compiler and this script.
-key=$({ cat go.mod go.sum ../scripts/tools.sh; echo "$toolchain"; } | sha256sum | cut -c1-12)
+key=$({ cat {.,helm}/go.{mod,sum} ../scripts/tools.sh; echo "$toolchain"; } | sha256sum | cut -c1-12)
 cache=${TIDEGATE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/tidegate/tools}
 directory=$cache/kubernetes-$kubernetes-$key
 mkdir -p "$cache"
@@ -36,6 +36,9 @@ if [[ ! -d $directory ]]; then
   flags="-s -w -X $version.gitVersion=$kubernetes -X $version.gitMajor=$major -X $version.gitMinor=$minor"
   flags+=" -X $version.gitTreeState=clean"
   CGO_ENABLED=0 nice -n 19 go build -trimpath -buildvcs=false -ldflags "$flags" -o "$new/" tool
+  # helm uses the libraries of another version of Kubernetes.
+  flags="-s -w -X helm.sh/helm/v4/internal/version.version=$(go -C helm list -m -f '{{.Version}}' helm.sh/helm/v4)"
+  CGO_ENABLED=0 nice -n 19 go -C helm build -trimpath -buildvcs=false -ldflags "$flags" -o "$new/" tool
   # The program of the module `server` is the server of etcd.
   mv "$new/server" "$new/etcd"
   chmod 755 "$new"

@@ -74,7 +74,7 @@ fn the_api_server_accepts_and_refuses_what_the_table_says() {
 }
 
 /// A definition without these fields of its spec and status, as an older release has it.
-fn older(mut definition: Value, fields: &[(&str, &str)]) -> Value {
+pub(crate) fn older(mut definition: Value, fields: &[(&str, &str)]) -> Value {
     let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     for (part, field) in fields {
         let properties = schema["properties"][part]["properties"].as_object_mut().expect("properties");

@@ -13,6 +13,7 @@ mod endpoints;
 mod faulty_pool;
 mod flow_peers;
 mod gateway_drain;
+mod helm;
 mod install;
 mod invalid_objects;
 mod json_log;

@@ -1,6 +1,6 @@
-//! Runs kubectl as an operator does, with the administrator's kubeconfig.
+//! Runs kubectl and helm as an operator does, with the administrator's kubeconfig.
 //!
-//! `KUBECTL` names the program; the default is the one beside `KUBE_APISERVER`, or the one in `PATH`.
+//! `KUBECTL` and `HELM` name the programs; the default is the one beside `KUBE_APISERVER`, or the one in `PATH`.
 //! `KUBECTL_TIDEGATE` names the plugin.
 
 use std::path::{Path, PathBuf};
@@ -10,12 +10,22 @@ use crate::world::World;
 
 /// The kubectl of this run.
 pub(crate) fn program() -> PathBuf {
-    let named = std::env::var_os("KUBECTL").filter(|value| !value.is_empty()).map(PathBuf::from);
+    find("KUBECTL", "kubectl")
+}
+
+/// The helm of this run.
+pub(crate) fn helm() -> PathBuf {
+    find("HELM", "helm")
+}
+
+/// The program that a variable names.
+fn find(variable: &str, name: &str) -> PathBuf {
+    let named = std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     let beside = || {
         let server = std::env::var_os("KUBE_APISERVER").map(PathBuf::from)?;
-        Some(server.canonicalize().ok()?.with_file_name("kubectl")).filter(|path| path.is_file())
+        Some(server.canonicalize().ok()?.with_file_name(name)).filter(|path| path.is_file())
     };
-    named.or_else(beside).unwrap_or_else(|| "kubectl".into())
+    named.or_else(beside).unwrap_or_else(|| name.into())
 }
 
 /// The plugin. By default, the one beside the gateway's binary.

@@ -10,7 +10,7 @@ use test_apiserver::Fault;
 
 use crate::api::Needs;
 use crate::needs;
-use crate::tool::{plugin, program};
+use crate::tool::{helm, plugin, program};
 use crate::world::{SEEN, Setting, World, deploy, service, slice, text};
 
 const API: &str = "tidegate.dev/v1alpha1";
@@ -179,7 +179,7 @@ fn a_refused_write_leaves_everything_unchanged_without_keep_going() {
 }
 
 /// The shell blocks below a heading of `deploy/README.md`, in order.
-fn blocks(heading: &str) -> Vec<String> {
+pub(crate) fn blocks(heading: &str) -> Vec<String> {
     let readme = std::fs::read_to_string(deploy().join("README.md")).expect("readable");
     let section = readme.split("\n## ").find(|section| section.lines().next() == Some(heading));
     let section = section.unwrap_or_else(|| panic!("deploy/README.md has no section {heading:?}"));
@@ -189,26 +189,28 @@ fn blocks(heading: &str) -> Vec<String> {
     blocks
 }
 
-/// A workstation: kubectl with the plugin and the administrator's kubeconfig, and a checkout of this tree.
-struct Workstation {
+/// A workstation: helm, kubectl with the plugin, the administrator's kubeconfig, and a checkout of this tree.
+pub(crate) struct Workstation {
     home: tempfile::TempDir,
 }
 
 impl Workstation {
-    fn new(world: &World) -> Self {
+    pub(crate) fn new(world: &World) -> Self {
         let home = tempfile::tempdir().expect("a temporary directory");
         symlink(deploy().canonicalize().expect("it is there"), home.path().join("deploy")).expect("a link");
         std::fs::create_dir(home.path().join("bin")).expect("a directory");
         symlink(plugin(), home.path().join("bin/kubectl-tidegate")).expect("a link");
-        if program().is_absolute() {
-            symlink(program(), home.path().join("bin/kubectl")).expect("a link");
+        for (program, name) in [(program(), "kubectl"), (helm(), "helm")] {
+            if program.is_absolute() {
+                symlink(program, home.path().join("bin").join(name)).expect("a link");
+            }
         }
         std::fs::copy(admin(world), home.path().join("admin")).expect("a kubeconfig");
         Self { home }
     }
 
     /// Runs a block of the README.
-    fn run(&self, world: &World, script: &str) -> String {
+    pub(crate) fn run(&self, world: &World, script: &str) -> String {
         let path = format!(
             "{}:{}",
             self.home.path().join("bin").display(),
@@ -228,7 +230,12 @@ impl Workstation {
     }
 
     fn file(&self, name: &str) -> String {
-        std::fs::read_to_string(self.home.path().join(name)).expect("the README creates it")
+        std::fs::read_to_string(self.path(name)).expect("the README creates it")
+    }
+
+    /// The path of a file in its working directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
     }
 }
 
