@@ -95,6 +95,8 @@ const EVENTS_FLUSH: Duration = Duration::from_millis(500);
 /// If the dataplane, the source or a listener cannot be started.
 pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
     let began = std::time::Instant::now();
+    // Programs that the daemon starts don't inherit its capabilities. The threads inherit the empty set.
+    let _ = rustix::thread::clear_ambient_capability_set();
     let loaded = config::load_at_start(path);
     loaded.report.iter().for_each(crate::logging::diagnostic);
     let Some(config) = loaded.config else {

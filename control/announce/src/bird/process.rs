@@ -4,6 +4,8 @@
 //! otherwise its routes would never be withdrawn. This fails if the daemon dies just while it starts BIRD, so a new
 //! daemon also kills the BIRD of its own pid file ([`end_old`]).
 //!
+//! BIRD runs as the user of the daemon. If that isn't root, BIRD gets only the capabilities of [`CAPABILITIES`].
+//!
 //! Invariant: only a process whose command line names our own configuration file is killed.
 
 use std::fs;
@@ -19,6 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, setpriority_process,
 };
+use rustix::thread::{CapabilitySet, clear_ambient_capability_set, configure_capability_in_ambient_set};
 
 use super::config;
 
@@ -27,6 +30,9 @@ pub const SOCKET: &str = "ctl";
 /// The pid file.
 pub const PID_FILE: &str = "pid";
 
+/// What BIRD needs if the daemon doesn't run as root: port 179, and the packet priority of its BFD sockets (Linux 5.17
+/// or newer).
+const CAPABILITIES: [CapabilitySet; 2] = [CapabilitySet::NET_BIND_SERVICE, CapabilitySet::NET_RAW];
 /// The priority (`nice` value) of BIRD.
 const PRIORITY: i32 = -10;
 /// How long BIRD may take to close its sessions.
@@ -65,7 +71,7 @@ impl Process {
             command.arg("-R");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
+        let mut child = with_capabilities(|| command.spawn())?;
         // BFD must send a packet every few hundred milliseconds, even if other programs use the CPU. Without the
         // capability to raise the priority, it stays as it is.
         if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
@@ -138,6 +144,18 @@ impl Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Runs `spawn` so that its child has [`CAPABILITIES`]. The daemon has cleared the ambient set, from which a child that
+/// isn't root gets its capabilities. The set belongs to this thread.
+fn with_capabilities<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    for capability in CAPABILITIES {
+        // Root's children need no ambient capabilities. Without the capability, BIRD logs what it can't do.
+        let _ = configure_capability_in_ambient_set(capability, true);
+    }
+    let spawned = spawn();
+    let _ = clear_ambient_capability_set();
+    spawned
 }
 
 /// Finds the program: a path is used as it is, a name is searched in `PATH` and the directories of system programs.
