@@ -13,9 +13,8 @@ FLOODS ?=
 SOAK_SECONDS ?= 3600
 export CARGO
 
-.PHONY: help setup tools build release image image-test man demo lint test test-apiserver without-dpdk vm-test floods \
-  kube-proxy fuzz bench perf soak instructions \
-  compare deny clean
+.PHONY: help setup tools build release deb deb-test image image-test man demo lint test test-apiserver without-dpdk vm-test \
+  floods kube-proxy fuzz bench perf soak instructions compare deny advisories clean
 
 help:
 	@echo 'make demo     build in release, run real clients against real servers in every mode; DEMO_ARGS=--fleet or --keep'
@@ -23,6 +22,8 @@ help:
 	@echo 'make setup    install missing packages: DPDK, clang, nginx, iperf3 ... (Debian 12, root)'
 	@echo 'make build    debug build'
 	@echo 'make release  the gateway and the kubectl plugin in target/install, with separate debug symbols'
+	@echo 'make deb      Debian packages of both in target/deb (Debian 12, network the first time)'
+	@echo 'make deb-test install, start, upgrade, roll back and remove these packages in a fresh Debian 12 (root, network, minutes)'
 	@echo 'make image    the image as an OCI archive in target/image, without a container engine (root, Debian mirror)'
 	@echo 'make image-test  build it twice, compare the two, and run its programs (root, Debian mirror, minutes)'
 	@echo 'make man      man pages in target/man'
@@ -40,6 +41,7 @@ help:
 	@echo 'make instructions  instructions per packet against the record; INSTRUCTIONS=--record updates the record'
 	@echo 'make compare A=COMMIT [B=COMMIT] [SCENARIOS=...]  instructions and ns per packet of two commits, alternating'
 	@echo 'make deny     licences and bans of the dependencies (needs cargo-deny)'
+	@echo 'make advisories  known vulnerabilities of the dependencies (needs cargo-deny, and GitHub for the RustSec database)'
 
 setup:
 	@deploy/scripts/setup.sh
@@ -58,6 +60,12 @@ image:
 
 image-test:
 	@deploy/scripts/image.sh test
+
+deb:
+	@deploy/scripts/deb.sh
+
+deb-test: deb
+	@deploy/scripts/deb-test.sh
 
 man:
 	$(CARGO) run -p tidegate --locked -- man --dir target/man
@@ -113,6 +121,10 @@ compare: setup
 
 deny:
 	$(CARGO) deny --offline check bans licenses sources
+
+# Not a part of `make deny` or CI, because a machine without GitHub cannot have the database.
+advisories:
+	$(CARGO) deny check advisories
 
 clean:
 	$(CARGO) clean

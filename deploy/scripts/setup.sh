@@ -1,8 +1,8 @@
 #!/bin/bash
 # Installs the packages for building, the demo and the tests on Debian 12. Does nothing if all are installed. Called by
-# `make setup`, with the argument `vm` by `make vm-test`, which needs more, and with `without-dpdk` by `make
-# without-dpdk` and `image` by `make image`, which need only a few. It never starts a service: an nginx or HAProxy that
-# it installs does not start, and an existing one is not changed.
+# `make setup`, with the argument `vm` by `make vm-test`, which needs more, and with `without-dpdk`, `image`, `deb` and
+# `deb-test` by these targets, which need only a few. It never starts a service: an nginx or HAProxy that it installs
+# does not start, and an existing one is not changed.
 set -euo pipefail
 
 packages=(
@@ -30,6 +30,14 @@ case ${1:-} in
     ;;
   image)
     packages=(mmdebstrap umoci jq binutils)
+    ;;
+  deb)
+    # dpkg-buildpackage; strip.
+    packages=(libdpdk-dev libpcap-dev gcc pkg-config clang libclang-dev git dpkg-dev debhelper binutils)
+    ;;
+  deb-test)
+    # The root with its own systemd; the namespaces around it; the checks of packages and of the unit.
+    packages=(mmdebstrap util-linux iproute2 ethtool curl python3 bird2 lintian systemd)
     ;;
 esac
 
@@ -83,7 +91,7 @@ install_missing() {
 }
 
 if ((${#missing[@]})); then install_missing; fi
-if [[ ${1:-} == without-dpdk || ${1:-} == image ]]; then exit; fi
+case ${1:-} in without-dpdk | image | deb-test) exit ;; esac
 
 # The drivers are plugins that EAL loads from this directory. The demo and the tests use the virtual ones.
 pkg-config --exists 'libdpdk >= 22.11' || die "pkg-config finds no libdpdk of 22.11 or newer"

@@ -11,6 +11,7 @@ mod features;
 mod imports;
 mod layers;
 mod names;
+mod packages;
 mod repository;
 mod sizes;
 mod troubleshooting;
