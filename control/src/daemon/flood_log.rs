@@ -96,9 +96,11 @@ impl<K: Ord + Clone> Episodes<K> {
 }
 
 fn of_flood(change: &Change<Flooded>) -> Event {
-    let event = |reason, (namespace, name, key): &Flooded, message| {
-        let event = Event::new(reason, ObjectKind::Service, &format!("{namespace}/{name}"), message);
-        event.text(Field::Port, key.to_string())
+    let event = |reason, (namespace, name, key): &Flooded, message: &str| {
+        let message = format!("{} port {}: {message}", key.vip, key.port);
+        let event = Event::new(reason, ObjectKind::Service, &format!("{namespace}/{name}"), &message);
+        let event = event.text(Field::Vips, key.vip.to_string());
+        event.text(Field::Port, format!("{}/{}", key.port, key.protocol))
     };
     match change {
         Change::Started(flooded) => event(
@@ -128,7 +130,28 @@ fn of_table(change: &Change<&str>) -> Event {
 
 #[cfg(test)]
 mod tests {
+    use tidegate_events::Value;
+    use tidegate_spec::Protocol;
+
     use super::*;
+
+    #[test]
+    fn each_event_of_a_flood_names_the_vip_and_the_port() {
+        let flooded = |vip: &str| {
+            let key = ServiceKey { vip: vip.parse().expect("an address"), protocol: Protocol::Tcp, port: 80 };
+            ("shop".to_owned(), "web".to_owned(), key)
+        };
+        for vip in ["203.0.113.1", "2001:db8::1"] {
+            let begun = of_flood(&Change::Started(flooded(vip)));
+            let ended = of_flood(&Change::Ended(flooded(vip), Duration::from_secs(40)));
+            for event in [&begun, &ended] {
+                assert_eq!(event.service.as_deref(), Some("shop/web"));
+                assert_eq!(event.field(Field::Vips), Some(&Value::Text(vip.to_owned())));
+                assert_eq!(event.field(Field::Port), Some(&Value::Text("80/TCP".to_owned())));
+                assert!(event.message.starts_with(&format!("{vip} port 80: ")), "{}", event.message);
+            }
+        }
+    }
 
     #[test]
     fn an_episode_is_reported_once_at_its_start_and_once_at_its_end() {
