@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tidegate_events::{Event, Selection, Value};
+use tidegate_events::{Event, Object, ObjectKind, Selection, Value};
 
 use super::error::AdminError;
 use super::query;
@@ -63,9 +63,10 @@ impl From<&Event> for EventRow {
 pub(super) fn pairs(selection: &Selection) -> Vec<(&'static str, String)> {
     let after = (selection.after > 0).then(|| ("after", selection.after.to_string()));
     let service = selection.service.clone().map(|service| ("service", service));
+    let object = selection.object.as_ref().map(|Object { kind, name }| ("object", format!("{kind}/{name}")));
     let since = selection.since.map(|since| ("since", since.to_string()));
     let latest = selection.latest.map(|latest| ("latest", latest.to_string()));
-    [after, service, since, latest].into_iter().flatten().collect()
+    [after, service, object, since, latest].into_iter().flatten().collect()
 }
 
 /// Parses the query of a request for events.
@@ -87,9 +88,20 @@ pub fn selection(text: &str) -> Result<Selection, AdminError> {
     if let Some(service) = service.as_ref().filter(|service| !service.contains('/')) {
         return Err(refuse("service", service, "NAMESPACE/NAME"));
     }
+    let object = query::value(text, "object").map(|value| {
+        let kind_and_name = value.split_once('/').and_then(|(kind, name)| {
+            let kind = ObjectKind::ALL.into_iter().find(|one| one.as_str() == kind)?;
+            Some(Object { kind, name: name.to_owned() })
+        });
+        kind_and_name.ok_or_else(|| {
+            let kinds = ObjectKind::ALL.map(ObjectKind::as_str).join(", ");
+            refuse("object", &value, &format!("KIND/NAME, with one of {kinds}"))
+        })
+    });
     Ok(Selection {
         after: after.transpose()?.unwrap_or(0),
         service,
+        object: object.transpose()?,
         since: since.transpose()?,
         latest: latest.transpose()?,
     })
@@ -104,6 +116,7 @@ mod tests {
         let all = Selection {
             after: 1_790_000_000_000_000,
             service: Some("shop/web".to_owned()),
+            object: Some(Object { kind: ObjectKind::Backend, name: "[2001:db8::1]:8080".to_owned() }),
             since: Some("2026-01-31T09:30:00Z".parse().expect("a time")),
             latest: Some(20),
         };
@@ -112,7 +125,9 @@ mod tests {
             let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
             assert_eq!(selection(&query::encode(&pairs)).expect("valid"), written);
         }
-        for invalid in ["after=x", "since=yesterday", "service=web", "latest=-1"] {
+        for invalid in
+            ["after=x", "since=yesterday", "service=web", "object=web", "object=pod/web", "latest=-1"]
+        {
             let error = selection(invalid).expect_err(invalid).to_string();
             assert!(error.contains("accepted: "), "{error}");
         }

@@ -8,7 +8,7 @@
 //! | `GET /v1/status` | [`Status`] |
 //! | `GET /v1/services`, `backends` | [`ServicesAnswer`], [`BackendsAnswer`] |
 //! | `GET /v1/drops`, `traffic` | [`DropsAnswer`], [`TrafficAnswer`] |
-//! | `GET /v1/events?service=S&since=T&after=N&latest=N` | [`EventsAnswer`] |
+//! | `GET /v1/events?service=S&object=O&since=T&after=N&latest=N` | [`EventsAnswer`] |
 //! | `GET /v1/pools` | [`PoolsAnswer`] |
 //! | `GET /v1/neighbors`, `routes` | [`NeighborsAnswer`], [`RoutesAnswer`] |
 //! | `GET /v1/flows?service=S&backend=B&client=A&limit=N` | [`FlowsAnswer`]; [`FlowsQuery`] has the keys |
@@ -79,7 +79,9 @@ pub use services::{
     VipView,
 };
 pub use status::{ClusterStatus, RestoredStatus, SourceStatus, Status};
-pub use tidegate_events::Selection as EventsSelection;
+pub use tidegate_events::{
+    Object as EventObject, ObjectKind as EventObjectKind, Selection as EventsSelection,
+};
 pub use tidegate_host::boot_time;
 pub use traffic::{DropsAnswer, PartCount, ReasonCount, ReasonView, ServiceTraffic, TrafficAnswer};
 pub use watch::{SentFrame, UnwatchAnswer, WatchAnswer, WatchedAnswer, WatchedFrame, WatchedRow};

@@ -3,7 +3,7 @@
 //! A description is composed of the answers that the lists use. Its text has lines of facts, then tables, each below
 //! its title; the data formats print the answers themselves. Findings and the latest events are at the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
@@ -11,8 +11,8 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tidegate_admin_api::{
-    BackendName, BackendRow, BackendViewState, Client, EventRow, EventsSelection, FindingView, FlowRow,
-    FlowsQuery, LIMIT_MAX, PoolView, ServiceView, Status,
+    BackendName, BackendRow, BackendViewState, Client, EventObject, EventObjectKind, EventRow,
+    EventsSelection, FindingView, FlowRow, FlowsQuery, LIMIT_MAX, PoolView, ServiceView, Status,
 };
 
 use super::args::Common;
@@ -101,10 +101,7 @@ impl Description {
         Ok(())
     }
 
-    /// The latest of these events.
-    fn events<'a>(&mut self, all: impl Iterator<Item = &'a EventRow>) -> Result<(), Failure> {
-        let all: Vec<EventRow> = all.cloned().collect();
-        let latest = &all[all.len().saturating_sub(EVENTS_MAX)..];
+    fn events(&mut self, latest: &[EventRow]) -> Result<(), Failure> {
         self.table("Events", &events::table(latest));
         self.data("events", &latest)
     }
@@ -156,8 +153,12 @@ async fn services(client: &Client, name: &str) -> Result<Vec<Description>, Failu
     }
     let (status, backends) = (client.status().await?, client.backends().await?.backends);
     let traffic = client.traffic().await?.services;
-    let events = client.events(&EventsSelection::default()).await?.events;
-    let describe = |service: &&ServiceView| {
+    let mut events = Vec::new();
+    for one in &found {
+        let service = Some(format!("{}/{}", one.namespace, one.name));
+        events.push(latest_events(client, EventsSelection { service, ..EventsSelection::default() }).await?);
+    }
+    let describe = |(service, events): (&&ServiceView, &Vec<EventRow>)| {
         let mut all = Description::default();
         let key = format!("{}/{}", service.namespace, service.name);
         all.fact("Name", &service.name);
@@ -192,10 +193,15 @@ async fn services(client: &Client, name: &str) -> Result<Vec<Description>, Failu
         all.data("traffic", &counted)?;
         let findings = answer.findings.iter().filter(|finding| finding.object == key);
         all.findings(&findings.cloned().collect::<Vec<_>>())?;
-        all.events(events.iter().filter(|event| event.service.as_ref() == Some(&key)))?;
+        all.events(events)?;
         Ok(all)
     };
-    found.iter().map(describe).collect()
+    found.iter().zip(&events).map(describe).collect()
+}
+
+/// The latest events of a selection.
+async fn latest_events(client: &Client, selection: EventsSelection) -> Result<Vec<EventRow>, Failure> {
+    Ok(client.events(&EventsSelection { latest: Some(EVENTS_MAX), ..selection }).await?.events)
 }
 
 /// The VIPs of a Service, with their pools and with who announces them.
@@ -261,9 +267,16 @@ async fn backend(client: &Client, name: BackendName) -> Result<Description, Fail
     all.data("backends", &rows)?;
     all.data("flows", &answer.flows.len())?;
     all.findings(&findings)?;
-    let name = name.to_string();
-    let events = client.events(&EventsSelection::default()).await?.events;
-    all.events(events.iter().filter(|event| event.kind == "backend" && event.name == name))?;
+    // Events are about a backend with its port.
+    let ports: BTreeSet<u16> = rows.iter().map(|row| row.backend.port).collect();
+    let mut events = Vec::new();
+    for port in ports {
+        let name = BackendName { port: Some(port), ..name }.to_string();
+        let object = Some(EventObject { kind: EventObjectKind::Backend, name });
+        events.extend(latest_events(client, EventsSelection { object, ..EventsSelection::default() }).await?);
+    }
+    events.sort_by_key(|event| event.number);
+    all.events(&events[events.len().saturating_sub(EVENTS_MAX)..])?;
     Ok(all)
 }
 
@@ -328,7 +341,6 @@ async fn gateway(client: &Client) -> Result<Description, Failure> {
     all.data("routes", &routes)?;
     all.data("neighbors", &neighbors)?;
     all.data("pools", &pools)?;
-    let latest = EventsSelection { latest: Some(EVENTS_MAX), ..EventsSelection::default() };
-    all.events(client.events(&latest).await?.events.iter())?;
+    all.events(&latest_events(client, EventsSelection::default()).await?)?;
     Ok(all)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::event::Event;
+use super::event::{Event, Object};
 
 /// Which events are requested.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct Selection {
     pub after: u64,
     /// Only events of this Service, `namespace/name`.
     pub service: Option<String>,
+    /// Only events about this object.
+    pub object: Option<Object>,
     /// Only events at this time or later.
     pub since: Option<Timestamp>,
     /// Only this many of them, the latest.
@@ -26,6 +28,7 @@ pub struct Selection {
 impl Selection {
     fn has(&self, event: &Event) -> bool {
         self.service.as_ref().is_none_or(|service| event.service.as_ref() == Some(service))
+            && self.object.as_ref().is_none_or(|object| event.object == *object)
             && self.since.is_none_or(|since| event.time >= since)
     }
 }
@@ -148,5 +151,11 @@ mod tests {
         assert!(numbers(&Selection { since, ..Selection::default() }).is_empty());
         assert!(numbers(&Selection { after: u64::MAX, ..Selection::default() }).is_empty());
         assert_eq!(numbers(&Selection { latest: Some(2), ..Selection::default() }), [5, 6]);
+        let about = |kind, name: &str| Some(Object { kind, name: name.to_owned() });
+        let object = about(ObjectKind::Backend, "10.0.0.1:80");
+        assert_eq!(numbers(&Selection { object, latest: Some(1), ..Selection::default() }), [6]);
+        for object in [about(ObjectKind::Backend, "10.0.0.1:8080"), about(ObjectKind::Vip, "10.0.0.1:80")] {
+            assert!(numbers(&Selection { object, ..Selection::default() }).is_empty());
+        }
     }
 }
