@@ -123,6 +123,7 @@ fn state(
         Arc::clone(events),
         checker.counts(),
         source.state(),
+        source.connector(),
     );
     let state = Arc::new(state);
     let of_checks = Arc::downgrade(&state);
@@ -167,14 +168,10 @@ fn layer2(
     cluster: Option<&ClusterWriter>,
     source: &Source,
 ) -> anyhow::Result<Layer2> {
-    let connector = match source {
-        Source::Watched(watched) => Some(watched.connector()),
-        Source::Directory(..) => None,
-    };
     let of_layer2 = Arc::clone(state);
     let is_cut_off = move || of_layer2.is_cut_off();
     let ownership = dataplane.neighbors().ownership();
-    let (layer2, view) = Layer2::start(config, cluster.zip(connector), ownership, is_cut_off)?;
+    let (layer2, view) = Layer2::start(config, cluster.zip(source.connector()), ownership, is_cut_off)?;
     state.join_layer2(view);
     Ok(layer2)
 }

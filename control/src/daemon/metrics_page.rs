@@ -86,6 +86,7 @@ impl State {
                 lost: crate::logging::lost_lines(),
             },
             source: &self.source_state(),
+            credentials_expire: self.credentials_expire(),
             cluster,
             announce: announced
                 .as_deref()

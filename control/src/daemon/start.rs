@@ -14,7 +14,7 @@ use tidegate_health::health_check_node_port::Clients;
 use tidegate_health::health_check_node_port::probes::Probes;
 use tidegate_model::config::{EventsConfig, EventsDirectory, GatewayConfig, SourceConfig};
 use tidegate_source::directory::{Changes, DirectorySource, Watch};
-use tidegate_source::kubernetes::{self, KubernetesSource};
+use tidegate_source::kubernetes::{self, Connector, KubernetesSource};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::{mpsc, watch};
 
@@ -147,6 +147,14 @@ impl Source {
             && tokio::time::timeout(SAVE_MAX, source.save()).await.is_err()
         {
             tracing::warn!("timed out saving the objects to disk at shutdown");
+        }
+    }
+
+    /// The connection to the API server; `None` for a directory.
+    pub(super) fn connector(&self) -> Option<Arc<Connector>> {
+        match self {
+            Self::Directory(..) => None,
+            Self::Watched(source) => Some(source.connector()),
         }
     }
 

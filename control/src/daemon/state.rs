@@ -26,6 +26,7 @@ use tidegate_model::time::whole_seconds;
 use tidegate_policy::reconcile::Outcome;
 use tidegate_sharing::{Keys, Snat};
 use tidegate_source::SourceState;
+use tidegate_source::kubernetes::Connector;
 use tidegate_spec::Problem;
 use tokio::sync::watch;
 
@@ -68,6 +69,8 @@ pub(super) struct State {
     configured: Configured,
     on_disk: OnDisk,
     source: watch::Receiver<SourceState>,
+    /// The connection to the API server, if the objects come from one.
+    connector: Option<Arc<Connector>>,
     joined: Joined,
 }
 
@@ -129,6 +132,7 @@ impl State {
         events: Arc<Recorder>,
         checks: Arc<CheckCounts>,
         source: watch::Receiver<SourceState>,
+        connector: Option<Arc<Connector>>,
     ) -> Self {
         let started = Timestamp::now();
         Self {
@@ -152,6 +156,7 @@ impl State {
             },
             on_disk: OnDisk::default(),
             source,
+            connector,
             joined: Joined::default(),
         }
     }
@@ -287,6 +292,11 @@ impl State {
     /// The state of the source.
     pub(super) fn source_state(&self) -> SourceState {
         self.source.borrow().clone()
+    }
+
+    /// When the credentials for the API server expire.
+    pub(super) fn credentials_expire(&self) -> Option<Timestamp> {
+        self.connector.as_ref()?.credentials_expire()
     }
 
     /// Records that this generation was published to the workers.

@@ -1,5 +1,6 @@
 //! The inputs of one page, as plain values.
 
+use jiff::Timestamp;
 use tidegate_admin_api::GatewayDrainState;
 use tidegate_announce::decide::Withheld;
 use tidegate_dataplane::gateway::{BackendFlowStats, InterfaceLink, PortReport, ServiceStats, Stats};
@@ -38,6 +39,8 @@ pub struct Sample<'a> {
     pub log: LogSample<'a>,
     /// The state of the source.
     pub source: &'a SourceState,
+    /// When the credentials for the API server expire; `None` if they don't, or if there is no API server.
+    pub credentials_expire: Option<Timestamp>,
     /// Writes to the cluster; `None` omits its families.
     pub cluster: Option<tidegate_cluster::Reading>,
     /// The announcements; `None` omits their families.

@@ -28,6 +28,7 @@ pub(in crate::telemetry) fn control(page: &mut Exposition, sample: &Sample<'_>) 
     page.gauge("tidegate_source_endpoint_slices_left_out", help, []).sample([], sample.round.slices_left_out);
 
     source(page, sample.source);
+    credentials(page, sample.credentials_expire);
 
     let (capacity, free) = sample.dataplane.packet_buffers;
     page.gauge("tidegate_packet_buffers", "Packet buffers (mbufs), by state.", ["state"])
@@ -173,6 +174,16 @@ fn source(page: &mut Exposition, source: &SourceState) {
     let mut kept = page.gauge("tidegate_source_kept_objects", help, ["kind"]);
     for one in &*source.kept {
         kept.sample([one.kind], one.count);
+    }
+}
+
+/// The credentials for the API server.
+fn credentials(page: &mut Exposition, expire: Option<Timestamp>) {
+    let help = "Unix time at which the token or the client certificate for the API server expires, whichever needs \
+                attention first; absent if neither expires.";
+    let mut family = page.gauge("tidegate_source_credentials_expiry_timestamp_seconds", help, []);
+    if expire.is_some() {
+        family.sample([], seconds(expire));
     }
 }
 

@@ -225,6 +225,7 @@ impl World {
             flow_sharing: Some(&self.flow_sharing),
             log: LogSample { suppressed: 11, lost: 12, events: &[(tidegate_events::Reason::LinkDown, 13)] },
             source: &self.source,
+            credentials_expire: Timestamp::from_second(1_700_000_900).ok(),
             cluster: None,
             announce: None,
             layer2: Some(super::Layer2Counts { owned: 3, groups: 8, taken: 5, failures: 1 }),
@@ -616,6 +617,7 @@ fn values_of_the_control_plane_are_those_of_the_sample() {
     check("source_connected", &[], 0.0);
     check("source_connected_timestamp_seconds", &[], 1_700_000_200.0);
     check("source_last_sync_timestamp_seconds", &[], 1_700_000_300.0);
+    check("source_credentials_expiry_timestamp_seconds", &[], 1_700_000_900.0);
     check("source_failures_total", &[], 4.0);
     check("source_from_disk", &[], 1.0);
     check("source_corrupt_files_total", &[], 1.0);

@@ -14,9 +14,10 @@
 //! This file sends no request, and nothing here waits without a limit. Files and plugins are read on a separate thread
 //! that shutdown doesn't wait for. While there is a valid client, requests wait for a newer one only for
 //! [`REPLACE_MAX`]. If the file system doesn't respond when files are checked for changes, they wait only once, for
-//! [`CHECK_MAX`]. The limits exist because Leases must be renewed.
+//! [`file_check::CHECK_MAX`]. The limits exist because Leases must be renewed.
 
 mod exec;
+mod file_check;
 mod lifetime;
 mod proxy;
 mod server_addresses;
@@ -25,9 +26,9 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -40,12 +41,12 @@ use kube::client::{Body, ClientBuilder, ConfigExt};
 use kube::config::{AuthInfo, Cluster, ExecConfig, Kubeconfig};
 use kube::{Client, Config};
 use tokio::sync::{Mutex, Notify, Semaphore, oneshot};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder};
 
 use super::error_text::causes;
 use exec::Credentials;
+use file_check::{FileCheck, Signature};
 use lifetime::Lifetime;
 use proxy::{Proxy, Tunnel};
 use server_addresses::{Found, Host};
@@ -62,8 +63,6 @@ const KEEPALIVE_RETRIES: u32 = 3;
 const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
 /// The maximum wait for a newer client while the last one is valid.
 const REPLACE_MAX: Duration = Duration::from_secs(2);
-/// The maximum wait for the metadata of the files.
-const CHECK_MAX: Duration = Duration::from_secs(1);
 /// Credentials are fetched again this long before they expire.
 const EXPIRY_MARGIN: SignedDuration = SignedDuration::from_secs(10);
 /// The minimum pause before a failed plugin is run again.
@@ -84,6 +83,8 @@ pub struct Connector {
     changed: Notify,
     /// Each thread that reads credentials has a permit.
     readers: Arc<Semaphore>,
+    /// When the credentials in use expire. It has its own lock, because `state` is locked while files are read.
+    expires: std::sync::Mutex<Option<Timestamp>>,
 }
 
 #[derive(Default)]
@@ -108,13 +109,6 @@ struct State {
 struct Pending {
     created: oneshot::Receiver<ClientResult>,
     started: Instant,
-}
-
-/// Checks whether files have changed, on threads that may block.
-#[derive(Default)]
-struct FileCheck {
-    /// A check that has timed out but not ended.
-    in_progress: Option<JoinHandle<bool>>,
 }
 
 struct Current {
@@ -167,7 +161,8 @@ impl Connector {
     pub fn with_context(kubeconfig: Option<PathBuf>, context: Option<String>) -> Self {
         let (state, found) = (Mutex::default(), Found::default());
         let readers = Arc::new(Semaphore::new(READERS_MAX));
-        Self { kubeconfig, context, state, found, changed: Notify::new(), readers }
+        let expires = std::sync::Mutex::default();
+        Self { kubeconfig, context, state, found, changed: Notify::new(), readers, expires }
     }
 
     /// The addresses of the API server when a client was last returned. No Service may have them. Loopback addresses
@@ -175,6 +170,12 @@ impl Connector {
     #[must_use]
     pub fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
         self.found.addresses()
+    }
+
+    /// When the credentials in use expire; `None` if they don't, or if no client was created yet.
+    #[must_use]
+    pub fn credentials_expire(&self) -> Option<Timestamp> {
+        *self.expires.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A client for the current contents of the files.
@@ -196,6 +197,8 @@ impl Connector {
         let mut state = self.state.lock().await;
         let Some(current) = &state.current else { return };
         let server = current.server.clone();
+        *self.expires.lock().unwrap_or_else(PoisonError::into_inner) =
+            current.lifetime.map(|lifetime| lifetime.expires);
         let due = current.lifetime.filter(|lifetime| lifetime.needs_attention(Timestamp::now()));
         if due == state.reported {
             return;
@@ -323,30 +326,6 @@ impl Connector {
     }
 }
 
-impl FileCheck {
-    /// Whether the files have changed. If the file system doesn't respond in time, they count as unchanged, and no
-    /// other check starts until this one has ended.
-    async fn differs(&mut self, check: impl FnOnce() -> bool + Send + 'static) -> bool {
-        if self.in_progress.as_ref().is_some_and(|before| !before.is_finished()) {
-            return false;
-        }
-        // Stored first, because the caller may stop waiting.
-        let in_progress = self.in_progress.insert(tokio::task::spawn_blocking(check));
-        match timeout(CHECK_MAX, in_progress).await {
-            Ok(differs) => {
-                self.in_progress = None;
-                differs.unwrap_or(false)
-            }
-            Err(_) => {
-                tracing::warn!(
-                    "the file system of the kubeconfig does not respond; keeping the current API connection"
-                );
-                false
-            }
-        }
-    }
-}
-
 fn late() -> ConnectError {
     ConnectError(format!(
         "reading the kubeconfig and the credentials took longer than {} s",
@@ -379,17 +358,6 @@ impl std::fmt::Debug for Connector {
     }
 }
 
-/// Values that change with the file: device, inode, size, modification time. `None` if they can't be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Signature(Option<(u64, u64, u64, i64, i64)>);
-
-impl Signature {
-    fn of(path: &Path) -> Self {
-        let metadata = std::fs::metadata(path).ok();
-        Self(metadata.map(|m| (m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec())))
-    }
-}
-
 /// Creates a client from the contents of the files. `plugin` is the last result of a plugin, and is replaced by a newer
 /// one.
 fn build_client(
@@ -412,7 +380,7 @@ fn build_client(
     let host = server_addresses::host_of(&config.cluster_url).filter(|_| proxy.is_none());
     let lifetime = match expires {
         // A plugin is run again shortly before that.
-        Some(at) => Some(Lifetime { expires: at, attention: at }),
+        Some(at) => Some(Lifetime { kind: lifetime::Kind::OfPlugin, expires: at, attention: at }),
         None => Lifetime::of_user(&config.auth_info),
     };
     let client = client(&config, proxy)?;
