@@ -181,6 +181,22 @@ impl fmt::Debug for PktPool {
 }
 
 impl PoolConfig {
+    /// Bytes of DPDK's memory in huge pages that a pool of these settings takes: its mbufs, and the ring of the free ones.
+    /// Needs no EAL.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        // The ring has a power of two of pointers, more than there are mbufs (rte_mempool_ring.c).
+        let ring = (self.mbufs as usize + 1).next_power_of_two() * size_of::<*const ()>();
+        self.mbufs as usize * self.mbuf_bytes() + ring
+    }
+
+    /// Bytes of one mbuf with its buffer, and what the pool adds to it.
+    fn mbuf_bytes(&self) -> usize {
+        let element = sys::DPDK_SYS_MBUF_SIZE + u32::from(self.data_room) + u32::from(HEADROOM);
+        // SAFETY: computes a sum from the numbers and writes nothing to a null pointer.
+        (unsafe { sys::rte_mempool_calc_obj_size(element, 0, std::ptr::null_mut()) }) as usize
+    }
+
     fn check(&self) -> Result<(), PoolError> {
         let refuse = |what, given, accepted| Err(PoolError::Config { what, given, accepted });
         if self.mbufs == 0 || self.mbufs > 1 << 24 {
@@ -316,6 +332,25 @@ mod tests {
         assert!(matches!(create(), Err(PoolError::OnlyPool)));
         drop(promise);
         drop(create().unwrap());
+    }
+
+    #[test]
+    fn the_memory_of_a_pool_is_known_before_there_is_one() {
+        let _serial = testing::serial();
+        for data_room in [2048, 9064] {
+            let config = PoolConfig { mbufs: 255, data_room, ..PoolConfig::default() };
+            let pool = PktPool::new(testing::eal(), &config).unwrap();
+            let mbufs: Vec<Mbuf> = (0..255).map(|_| pool.alloc().unwrap()).collect();
+            let mut addresses: Vec<usize> = mbufs.iter().map(|mbuf| mbuf.data().as_ptr().addr()).collect();
+            addresses.sort_unstable();
+            // Mbufs are next to each other, except at the end of a page.
+            let least = addresses.windows(2).map(|pair| pair[1] - pair[0]).min();
+            let (least, expected) = (least.expect("many mbufs"), config.mbuf_bytes());
+            // An mbuf doesn't cross a page of 4 KiB, as there are without huge pages.
+            let is_alone = (2049..=4096).contains(&expected) && least == 4096;
+            assert!(least == expected || is_alone, "{least} instead of {expected}");
+            assert!(config.memory_bytes() >= 255 * config.mbuf_bytes() + 256 * 8);
+        }
     }
 
     /// This test is here and not among those on virtual devices because it briefly uses all memory of its process.

@@ -24,7 +24,7 @@ const FUNCTIONS: &[&str] = &[
     "rte_thread_(register|unregister)",
     // Mempools and mbufs
     "rte_pktmbuf_(pool_create|alloc|alloc_bulk|free|free_bulk|linearize)",
-    "rte_mempool_(avail_count|free)",
+    "rte_mempool_(avail_count|calc_obj_size|free)",
     // Rings
     "rte_ring_(create|free|enqueue_burst|dequeue_burst|count|get_capacity)",
     "rte_eth_from_rings",

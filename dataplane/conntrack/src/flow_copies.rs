@@ -100,6 +100,10 @@ const ENTRIES_PER_SET: usize = 2;
 
 type Set = [Option<Entry>; ENTRIES_PER_SET];
 
+fn sets_for(copies: usize) -> usize {
+    if copies == 0 { 0 } else { copies.div_ceil(ENTRIES_PER_SET).next_power_of_two() }
+}
+
 /// The copies that one worker has.
 #[derive(Debug)]
 pub struct FlowCopies {
@@ -112,8 +116,19 @@ impl FlowCopies {
     /// An empty table for about this many copies; 0 for a single worker, which owns all flows.
     #[must_use]
     pub fn new(copies: usize) -> Self {
-        let sets = if copies == 0 { 0 } else { copies.div_ceil(ENTRIES_PER_SET).next_power_of_two() };
-        Self { sets: vec![[None; ENTRIES_PER_SET]; sets].into_boxed_slice(), aged: 0 }
+        Self { sets: vec![[None; ENTRIES_PER_SET]; sets_for(copies)].into_boxed_slice(), aged: 0 }
+    }
+
+    /// Bytes of a table for about this many copies.
+    #[must_use]
+    pub fn bytes_for(copies: usize) -> usize {
+        sets_for(copies) * size_of::<Set>()
+    }
+
+    /// Bytes of the table.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.sets)
     }
 
     /// Prefetches the set of a key.

@@ -76,6 +76,16 @@ pub(crate) struct Backends {
 const _: () = assert!(size_of::<Option<Backend>>() == 64, "`None` fits into a niche of the record");
 
 impl Backends {
+    /// Bytes of the records of this many backends.
+    pub(crate) fn bytes_for(backends: usize) -> usize {
+        table_len(backends) * size_of::<Option<Backend>>()
+    }
+
+    /// Bytes of the records.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.records)
+    }
+
     pub(crate) fn build(indices: usize, backends: impl Iterator<Item = Backend>) -> Self {
         let mut records = vec![None; table_len(indices)];
         for backend in backends {
@@ -171,6 +181,17 @@ pub(crate) struct Revision {
 }
 
 impl Endpoints {
+    /// Bytes of the records and of the index of this many endpoints, whose replies return through the gateway.
+    pub(crate) fn bytes_for(endpoints: usize) -> usize {
+        let record = size_of::<(EndpointKey, EndpointId)>() + size_of::<Uses>();
+        table_len(endpoints) * record + KeyIndex::bytes_for(endpoints)
+    }
+
+    /// Bytes of the records and of the index.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.records) + size_of_val(&*self.uses) + self.index.memory_bytes()
+    }
+
     /// A table for `indices` indices, of endpoints in the order of their keys.
     pub(crate) fn build(indices: usize, endpoints: &[(EndpointKey, EndpointId, Uses)]) -> Self {
         let mut records: Vec<_> = (0..table_len(indices)).map(vacant_endpoint).collect();

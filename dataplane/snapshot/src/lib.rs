@@ -33,6 +33,7 @@ pub mod service_limits;
 pub mod source_ranges;
 pub mod source_rates;
 mod state;
+mod table_bytes;
 #[cfg(test)]
 mod tests;
 
@@ -40,3 +41,4 @@ pub use interface::Interface;
 pub use lineage::Fresh;
 pub use network::Transit;
 pub use state::Snapshot;
+pub use table_bytes::TableBytes;

@@ -228,6 +228,16 @@ pub(crate) struct Services {
 }
 
 impl Services {
+    /// Bytes of the records and of the index of this many service ports.
+    pub(crate) fn bytes_for(services: usize) -> usize {
+        table_len(services) * size_of::<Service>() + KeyIndex::bytes_for(services)
+    }
+
+    /// Bytes of the records and of the index.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.records) + self.index.memory_bytes()
+    }
+
     /// A table for `indices` indices, of services in the order of their keys.
     pub(crate) fn build(indices: usize, services: Vec<(Service, ServiceInfo)>) -> Self {
         let mut records: Vec<Service> = (0..table_len(indices)).map(vacant_service).collect();

@@ -57,6 +57,11 @@ impl BackendCounts {
     }
 }
 
+/// The capacity of tallies for this many indices.
+pub(super) fn capacity(count: usize) -> usize {
+    count.next_power_of_two().max(64)
+}
+
 impl Ledger {
     pub(super) fn new(workers: usize) -> Self {
         Self { history: vec![Vec::new(); workers], services: Vec::new(), backends: Vec::new() }
@@ -90,7 +95,6 @@ impl Ledger {
                 for_services >= services && for_backends >= backends
             });
             if !enough {
-                let capacity = |count: usize| count.next_power_of_two().max(64);
                 worker.push(Arc::new(Tallies::with_capacity(capacity(services), capacity(backends))));
             }
         }

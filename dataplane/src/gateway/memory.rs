@@ -41,7 +41,12 @@ pub(super) fn locked_too_little(config: &DataplaneConfig) -> Option<(u64, u64)> 
     if capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK)) {
         return None;
     }
-    let sockets = config.interfaces.iter().filter(|one| one.device.starts_with("net_af_packet")).count();
-    let needed = (sockets * config.cores.len()) as u64 * 2 * RING_MIB;
+    let needed = socket_ring_mib(config);
     (limit < needed << 20).then_some((limit, needed))
+}
+
+/// What the packet sockets of the gateway lock, in MiB.
+pub(super) fn socket_ring_mib(config: &DataplaneConfig) -> u64 {
+    let sockets = config.interfaces.iter().filter(|one| one.device.starts_with("net_af_packet")).count();
+    (sockets * config.cores.len()) as u64 * 2 * RING_MIB
 }

@@ -11,11 +11,11 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device_string::{LARGE_DATA_ROOM, is_pci, renamed, takes_large_frames, with_large_frames, with_queues};
+use device_string::{is_pci, renamed, takes_large_frames, with_large_frames, with_queues};
 use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port};
-use ports::{DESCRIPTORS, Started};
+use memory_needs::{large_pool_config, pool_config};
+use ports::Started;
 use tidegate_pipeline::forward::snat_ports::Steering;
-use tidegate_spec::limits::BURST;
 use tidegate_spec::{InterfaceSpec, NetworkSpec, SnapshotSpec};
 use tidegate_wire::VlanId;
 
@@ -24,13 +24,8 @@ use crate::links::device_state;
 use crate::links::kernel::Kernel;
 use crate::links::lock::DeviceLock;
 use crate::links::{Device, OtherName, PortResources, Stage, WatchThread, Watched, WatchedPort, silence};
-use crate::punt::class::PuntClass;
 use crate::punt::tap::{Tap, TapConfig, remove_stale};
 use crate::topology::{self, Idle, Machine, Plan, PortOffer};
-use crate::worker::mailbox::INJECTED_MAX;
-use crate::worker::pending_fragments::FRAMES_MAX;
-use crate::worker::pending_neighbor::PARKED_MAX;
-use crate::worker::rings::handed_over_max;
 
 pub mod config;
 mod device_string;
@@ -39,6 +34,7 @@ pub mod flow_counts;
 pub mod kept_snapshot;
 mod ledger;
 mod memory;
+mod memory_needs;
 mod ports;
 mod slow_path_handle;
 pub mod stats;
@@ -55,6 +51,7 @@ pub use dpdk::Memory;
 pub use error::{PublishError, WorkerPoolError};
 pub use flow_counts::BackendFlowStats;
 pub use kept_snapshot::KeptSnapshot;
+pub use memory_needs::MemoryNeeds;
 pub use stats::{
     BackendStats, InterfaceStats, NeighborUsage, PuntClassStats, ServiceStats, SlowPathStats, Stats,
 };
@@ -105,8 +102,11 @@ impl Dataplane {
         let offers: Vec<PortOffer> =
             config.interfaces.iter().zip(&ports).map(|(one, port)| offer(one, port)).collect();
         let plan = plan_workers(config, &offers)?;
-        let pool = PktPool::new(eal, &pool_config(config, &plan))?;
-        let large = large_pool_config(config, &plan).map(|config| PktPool::new(eal, &config)).transpose()?;
+        let socket = plan.workers.first().and_then(|worker| worker.numa).map(i32::from);
+        let pool = PktPool::new(eal, &PoolConfig { socket, ..pool_config(config) })?;
+        let large =
+            large_pool_config(config).map(|config| PktPool::new(eal, &PoolConfig { socket, ..config }));
+        let large = large.transpose()?;
         let Started { queues, mut interfaces, gates, configs, steering, warnings } =
             ports::start(config, &mut ports, &plan, &pool, large.as_ref())?;
         let idle = ports::idle(config, &ports);
@@ -303,41 +303,6 @@ fn offer(one: &InterfaceConfig, port: &Port) -> PortOffer {
     }
 }
 
-/// Large mbufs for the ports that need them. A worker fills and empties one burst of them at a time, and may use a few
-/// more.
-fn large_pool_config(config: &DataplaneConfig, plan: &Plan) -> Option<PoolConfig> {
-    let ports = config.interfaces.iter().filter(|one| takes_large_frames(&one.device)).count();
-    let queues = u32::try_from(ports * plan.workers.len()).unwrap_or(u32::MAX);
-    (queues > 0).then(|| PoolConfig {
-        mbufs: (128 * queues).next_power_of_two() - 1,
-        cache: 16,
-        data_room: LARGE_DATA_ROOM,
-        socket: plan.workers.first().and_then(|plan_workers| plan_workers.numa).map(i32::from),
-    })
-}
-
-/// Enough mbufs for every queue and ring to be full at the same time, so that none starves another.
-fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
-    let defaults = PoolConfig::default();
-    let (workers, ports) = (plan.workers.len(), config.interfaces.len());
-    let rings = workers * ports * 2 * usize::from(DESCRIPTORS);
-    let in_hand = workers * (ports + 2) * BURST;
-    // A cache is flushed only when it exceeds its size by half.
-    let cached = workers * defaults.cache as usize * 3 / 2;
-    let queued =
-        workers * (handed_over_max(workers) + INJECTED_MAX + PARKED_MAX + FRAMES_MAX) + PuntClass::QUEUED_MAX;
-    let wanted = rings + in_hand + cached + queued;
-    let mtu_max = config.interfaces.iter().filter_map(|one| one.mtu).max().unwrap_or(0);
-    PoolConfig {
-        // DPDK recommends a power of two minus one, to save a ring of pointers; rounding up could double the number of
-        // mbufs.
-        mbufs: u32::try_from((wanted + 1).next_multiple_of(1024) - 1).unwrap_or(u32::MAX),
-        data_room: defaults.data_room.max(mtu_max.saturating_add(64)),
-        socket: plan.workers.first().and_then(|plan_workers| plan_workers.numa).map(i32::from),
-        ..defaults
-    }
-}
-
 /// The settings of the threads.
 fn worker_pool_config(
     config: &DataplaneConfig,
@@ -417,25 +382,5 @@ mod tests {
     fn a_gateway_is_shared_between_control_threads() {
         fn shared<T: Send + Sync>() {}
         shared::<Dataplane>();
-    }
-
-    #[test]
-    fn the_pool_covers_every_queue_that_can_contain_frames() {
-        let interface = InterfaceConfig {
-            name: "uplink".into(),
-            device: "net_null".into(),
-            mac: None,
-            mtu: Some(9000),
-            vlan: None,
-            addresses: Vec::new(),
-        };
-        let config = DataplaneConfig { interfaces: vec![interface], ..DataplaneConfig::default() };
-        let machine = Machine::of_cpus(&[0, 1]);
-        let plan = topology::plan(&[0], config.idle, &machine, &[]).unwrap();
-        let pool = pool_config(&config, &plan);
-        assert!(
-            pool.mbufs as usize > 2 * 1024 + INJECTED_MAX + PARKED_MAX + FRAMES_MAX + PuntClass::QUEUED_MAX
-        );
-        assert!(pool.data_room >= 9064);
     }
 }

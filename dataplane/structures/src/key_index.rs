@@ -35,14 +35,25 @@ impl KeyIndex {
     /// If a position is not below 2^22. The limits of a snapshot are checked first.
     pub fn build(entries: impl ExactSizeIterator<Item = (u64, usize)>) -> Self {
         let len = entries.len();
-        let lines = (len * 2).next_power_of_two().div_ceil(ENTRIES_PER_LINE).max(1);
-        let mut lines = vec![Line([0; ENTRIES_PER_LINE]); lines];
+        let mut lines = vec![Line([0; ENTRIES_PER_LINE]); lines_for(len)];
         let mask = lines.len() * ENTRIES_PER_LINE - 1;
         for (hash, position) in entries {
             let at = free_entry(&lines, mask, hash);
             lines[at / ENTRIES_PER_LINE].0[at % ENTRIES_PER_LINE] = entry(hash, position);
         }
         Self { mask, lines: lines.into(), len }
+    }
+
+    /// Bytes of an index of this many keys.
+    #[must_use]
+    pub fn bytes_for(len: usize) -> usize {
+        lines_for(len) * size_of::<Line>()
+    }
+
+    /// Bytes of the entries.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.lines)
     }
 
     /// A copy without the keys in `gone` and with those in `new`. `hash_of` returns the hash of a position in this
@@ -154,6 +165,11 @@ fn free_entry(lines: &[Line], mask: usize, hash: u64) -> usize {
         at = (at + 1) & mask;
     }
     at
+}
+
+/// The number of lines for this many keys: at most half of the entries are occupied.
+fn lines_for(len: usize) -> usize {
+    (len * 2).next_power_of_two().div_ceil(ENTRIES_PER_LINE).max(1)
 }
 
 /// The word of an entry.

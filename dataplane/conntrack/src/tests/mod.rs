@@ -15,6 +15,7 @@ use tidegate_wire::tcp::flags::{ACK, FIN, PSH, RST, SYN};
 use super::flow_state::{CLOSED_MS, CLOSING_MS, OPENING_MS, SideState};
 use super::table::Table;
 use super::*;
+use crate::flow_copies::FlowCopies;
 
 const MS: u64 = 1_000_000;
 
@@ -139,6 +140,11 @@ fn flows_cost_the_documented_memory_at_the_bound() {
     let tables = FlowTables::new(flows, 1);
     let per_flow = tables.regions().map(|region| size_of_val(region) / flows);
     assert_eq!(per_flow, [32, 48, 96, 192]);
+    let words = tables.regions().map(<[u32]>::len);
+    assert_eq!(StoredTables::words(flows), words, "known before there are any");
+    for copies in [0, 1, 1000] {
+        assert_eq!(FlowCopies::new(copies).memory_bytes(), FlowCopies::bytes_for(copies));
+    }
     let masquerades = tables.masquerades.memory_bytes();
     assert!(
         masquerades < flows / 8 * 128 + 8192,

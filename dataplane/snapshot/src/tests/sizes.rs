@@ -22,6 +22,23 @@ fn ten_thousand_backends_of_one_service_all_take_part() {
 }
 
 #[test]
+fn the_bytes_of_tables_are_known_before_there_are_any() {
+    for scheduler in [Scheduler::Rendezvous, Scheduler::Maglev { slots: 251 }] {
+        let services = (0..300_u16)
+            .map(|n| {
+                let backends =
+                    (0..10).map(|b| backend(&format!("10.0.{}.{}", 1 + n / 25, n % 25 * 10 + b), 8080));
+                let service = service(&format!("203.0.{}.{}", n / 250, n % 250), 80, Nat, backends.collect());
+                ServiceSpec { scheduler, ..service }
+            })
+            .collect();
+        let real = clean(&network(services), None).table_bytes();
+        let slots = if let Scheduler::Maglev { slots } = scheduler { Some(slots) } else { None };
+        assert_eq!(TableBytes::of(300, 3_000, slots), real);
+    }
+}
+
+#[test]
 fn prints_how_long_a_thousand_services_of_ten_backends_take() {
     let services = (0..1_000_u16)
         .map(|n| {
