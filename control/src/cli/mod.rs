@@ -13,6 +13,7 @@ mod cross_check;
 mod explain;
 mod load;
 mod replay;
+mod size;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -63,6 +64,11 @@ enum Command {
         after_help = "Examples:\n  tidegate explain --proto tcp --src 198.51.100.7:40000 --dst 203.0.113.1:80\n  tidegate explain -c gateway.yaml --proto udp --src [2001:db8::7]:5000 --dst [2001:db8:1::1]:53"
     )]
     Explain(explain::ExplainCommand),
+    /// Compute the cores, memory and huge pages that a gateway needs, and the configuration that provides them
+    #[command(
+        after_help = "Examples:\n  tidegate size --services 1000 --endpoints 10000 --flows 1000000 --pps 2000000\n  tidegate size --services 200 --endpoints 4000 --flows 5000000 --pps 8000000 --forwarding dsr-l2 --dual-stack -o json"
+    )]
+    Size(size::SizeArgs),
     #[command(flatten)]
     FirstAid(tidegate_doctor::Command),
     #[command(flatten)]
@@ -105,6 +111,7 @@ fn run(command: Command, log_format: LogFormat) -> anyhow::Result<ExitCode> {
         Command::Check(CheckArgs { config, output }) => check::run(&config.config, output),
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Size(args) => size::run(&args),
         Command::FirstAid(command) => command.run(),
         Command::Other(command) => command
             .run(|| Program { command: Cli::command(), dpdk: Some(tidegate_dataplane::dpdk_version()) }),
