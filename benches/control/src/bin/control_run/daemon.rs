@@ -11,9 +11,10 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use jiff::Timestamp;
 use procfs::process::Process;
+use rustix::process::Signal;
 use serde_json::Value;
 use tidegate_control_bench::cluster;
 use tidegate_netlab::process::LabProcess;
@@ -182,6 +183,39 @@ impl Daemon {
         Ok(Page::parse(&self.namespace.enter(|| get(METRICS, "/metrics"))?))
     }
 
+    /// Writes a configuration with or without series for each backend, and waits until the page shows it.
+    ///
+    /// # Errors
+    /// The gateway did not reload it.
+    pub(crate) fn reload_with(&mut self, per_backend: bool) -> Result<()> {
+        let config = self.directory.join("gateway.yaml");
+        let key = |value| format!("metricsPerBackend: {value}");
+        let text = fs::read_to_string(&config)?.replace(&key(!per_backend), &key(per_backend));
+        fs::write(&config, text)?;
+        self.process.signal(Signal::HUP);
+        let has_series = || Some(self.metrics().ok()?.has("tidegate_backend_up") == per_backend);
+        wait_for("the reload", SYNCED, || has_series().filter(|applied| *applied)).map(|_| ())
+    }
+
+    /// Requests `/metrics` with this content encoding. Returns the time until the whole answer has arrived, and the bytes
+    /// of its body.
+    ///
+    /// # Errors
+    /// The request failed.
+    pub(crate) fn scrape(&self, encoding: &str) -> Result<(Duration, usize)> {
+        self.namespace.enter(|| {
+            let began = Instant::now();
+            let answer = request(METRICS, "/metrics", &format!("accept-encoding: {encoding}\r\n"))?;
+            let took = began.elapsed();
+            let head =
+                answer.windows(4).position(|four| four == b"\r\n\r\n").context("an answer without a body")?;
+            let is_gzip =
+                String::from_utf8_lossy(&answer[..head]).to_lowercase().contains("content-encoding: gzip");
+            ensure!(is_gzip == (encoding == "gzip"), "the answer is not encoded as {encoding}");
+            Ok((took, answer.len() - head - 4))
+        })
+    }
+
     /// Requests `/metrics` at this interval until it is stopped; never if the interval is zero.
     pub(crate) fn scrape_each(&self, interval: Duration) -> Scraper {
         let (stop, stopped) = mpsc::channel();
@@ -295,12 +329,17 @@ impl fmt::Debug for Daemon {
 
 /// Sends a GET by HTTP/1.1 on a new connection and returns the whole answer.
 fn get(at: &str, path: &str) -> Result<String> {
+    Ok(String::from_utf8_lossy(&request(at, path, "")?).into_owned())
+}
+
+/// As [`get`], with further header lines.
+fn request(at: &str, path: &str, headers: &str) -> Result<Vec<u8>> {
     let at: SocketAddr = at.parse()?;
     let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(5))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n{headers}\r\n")?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
-    Ok(String::from_utf8_lossy(&answer).into_owned())
+    Ok(answer)
 }
 
 fn yaml(plan: &Plan, kubeconfig: &str, socket: &str) -> String {

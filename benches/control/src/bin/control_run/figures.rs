@@ -48,6 +48,11 @@ impl Page {
         self.0.get(series).copied().unwrap_or_default()
     }
 
+    /// Whether a family has any series.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.family(name).next().is_some()
+    }
+
     /// The series of a family, with their labels.
     fn family<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         self.0.iter().filter_map(move |(series, value)| {

@@ -19,6 +19,7 @@ mod figures;
 mod packets;
 mod plan;
 mod probes;
+mod scrapes;
 mod serve;
 
 use std::path::Path;
@@ -39,6 +40,7 @@ fn main() -> Result<()> {
         time: Duration::from_secs(60),
         packets: 10_000,
         scrape: Duration::ZERO,
+        scrapes: 0,
         measures_sizes: false,
     };
     let mut serve = None;
@@ -53,13 +55,14 @@ fn main() -> Result<()> {
             "--packets" => plan.packets = value()?.parse()?,
             "--checked" => plan.variant.checked = value()?.parse()?,
             "--scrape" => plan.scrape = Duration::from_secs(value()?.parse()?),
+            "--scrapes" => plan.scrapes = value()?.parse()?,
             "--fresh" => plan.variant.has_status = false,
             "--without-pods" => plan.variant.has_pods = false,
             "--sizes" => plan.measures_sizes = true,
             "--serve" => serve = Some(value()?),
             _ => bail!(
                 "{argument:?} is not known; accepted: --services, --endpoints, --rate, --seconds, --packets, \
-                 --checked, --scrape, --fresh, --without-pods, --sizes"
+                 --checked, --scrape, --scrapes, --fresh, --without-pods, --sizes"
             ),
         }
     }
@@ -81,10 +84,14 @@ fn measure(plan: &Plan) -> Result<()> {
             drop((daemon, lab));
         }
     }
-    let (lab, daemon) = start(plan, plan.size)?;
+    let (lab, mut daemon) = start(plan, plan.size)?;
     println!("{}", daemon.first_sync()?);
     sizes.push((plan.size, daemon.memory()?));
     daemon.wait_until_idle()?;
+    if plan.scrapes > 0 {
+        println!("{}", scrapes::measure(&mut daemon, plan.scrapes)?);
+        return Ok(());
+    }
     let idle = daemon.memory()?;
 
     let vip = daemon.vip()?;

@@ -22,6 +22,8 @@ pub(crate) struct Plan {
     pub(crate) packets: u64,
     /// The interval between requests for `/metrics` with a series for each backend; zero for none.
     pub(crate) scrape: Duration,
+    /// The number of requests for `/metrics` in each form, instead of changes and packets; zero for none.
+    pub(crate) scrapes: usize,
     /// Whether to start smaller clusters first, to find the memory of a Service and of an endpoint.
     pub(crate) measures_sizes: bool,
 }
