@@ -211,3 +211,49 @@ fn uninstall_without_a_terminal_needs_yes() {
     let (code, _, err) = run(&kubeconfig, &["uninstall", "--yes"]);
     assert!(code == Some(0) && !has_finalizer(), "{err}");
 }
+
+/// The block of `docs/commands.md` below a comment.
+fn block_below(comment: &str) -> String {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/commands.md");
+    let text = std::fs::read_to_string(page).expect("the page exists");
+    let (_, below) = text.split_once(&format!("<!-- {comment} -->\n```")).expect("the page has the comment");
+    let (_, block) = below.split_once('\n').expect("a language");
+    block.split_once("```").expect("the block ends").0.to_owned()
+}
+
+#[test]
+fn the_tour_of_the_commands_works_from_a_workstation() {
+    let server = server();
+    let pool = pool("public", "infra");
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "shop"},
+        "spec": {"type": "LoadBalancer", "loadBalancerClass": "tidegate.dev/gateway", "ports": [{"port": 80}]},
+        "status": {
+            "loadBalancer": {"ingress": [{"ip": "203.0.113.5"}]},
+            "conditions": [{
+                "type": "tidegate.dev/Programmed", "status": "True", "reason": "Some", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        },
+    });
+    server.load(vec![pool, service]).expect("legal objects");
+    let directory = tempfile::tempdir().expect("a directory");
+    let kubeconfig = server.kubeconfig(directory.path()).expect("a file");
+    let manifest = block_below("file: gateway /root/metallb.yaml");
+    std::fs::write(directory.path().join("metallb.yaml"), manifest).expect("it is written");
+    // kubectl runs the plugin by its name.
+    let commands = block_below("not run: the tests of the plugin run it with an API server");
+    let script = format!("kubectl() {{ shift; \"$PLUGIN\" \"$@\"; }}\n{commands}");
+    let mut bash = Command::new("bash");
+    bash.args(["-euo", "pipefail", "-c", &script]).current_dir(directory.path()).stdin(Stdio::null());
+    let ran = bash.env("KUBECONFIG", kubeconfig).env("PLUGIN", PLUGIN).output().expect("bash runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&ran.stdout), text(&ran.stderr));
+    assert!(ran.status.success(), "{out}\n{err}");
+    for shown in ["203.0.113.5", "203.0.113.0/28", "converted: pools 1"] {
+        assert!(out.contains(shown) || err.contains(shown), "{shown} in\n{out}\n{err}");
+    }
+    for written in ["_kubectl-tidegate", "crds/tidegate.dev_addresspools.yaml", "man"] {
+        assert!(directory.path().join(written).exists(), "{written}");
+    }
+}

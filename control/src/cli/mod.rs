@@ -92,6 +92,12 @@ struct CheckArgs {
     output: check::CheckOutput,
 }
 
+/// The command line, with all commands.
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Runs the given command and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -136,7 +142,7 @@ mod tests {
     #[test]
     fn every_command_has_examples_that_it_accepts() {
         let mut found = Vec::new();
-        examples(&Cli::command(), &mut found);
+        examples(&command(), &mut found);
         assert!(found.len() > 25, "{found:?}");
         for example in found {
             let words = example.split(" > ").next().unwrap_or_default().split(' ');
@@ -148,6 +154,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 }

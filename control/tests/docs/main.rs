@@ -3,6 +3,7 @@
 
 mod alerts;
 mod citations;
+mod commands;
 mod configuration;
 mod conformance;
 mod events;
