@@ -83,8 +83,10 @@ impl Exposition {
     }
 
     fn header(&mut self, name: &str, kind: &str, help: &str) {
-        let help = Escaped { text: help, quote: false };
-        writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}").expect(STRING);
+        let text = &mut self.text;
+        write!(text, "# HELP {name} ").expect(STRING);
+        escape(text, help, false);
+        writeln!(text, "\n# TYPE {name} {kind}").expect(STRING);
     }
 }
 
@@ -101,13 +103,17 @@ pub(super) struct Family<'a, const N: usize> {
 impl<const N: usize> Family<'_, N> {
     /// Adds one series. The caller must add each set of label values only once.
     pub(super) fn sample(&mut self, values: [&str; N], value: impl Into<Value>) -> &mut Self {
-        self.text.push_str(self.name);
-        for (at, (label, text)) in self.labels.iter().zip(values).enumerate() {
-            let open = if at == 0 { '{' } else { ',' };
-            write!(self.text, "{open}{label}=\"{}\"", Escaped { text, quote: true }).expect(STRING);
+        let text = &mut *self.text;
+        text.push_str(self.name);
+        for (at, (label, value)) in self.labels.iter().zip(values).enumerate() {
+            text.push(if at == 0 { '{' } else { ',' });
+            text.push_str(label);
+            text.push_str("=\"");
+            escape(text, value, true);
+            text.push('"');
         }
-        let close = if N == 0 { "" } else { "}" };
-        writeln!(self.text, "{close} {}", value.into()).expect(STRING);
+        text.push_str(if N == 0 { " " } else { "} " });
+        writeln!(text, "{}", value.into()).expect(STRING);
         self
     }
 }
@@ -149,25 +155,18 @@ impl From<usize> for Value {
     }
 }
 
-/// The text of a HELP line, or of a label value, in which the quote is also escaped.
-struct Escaped<'a> {
-    text: &'a str,
-    quote: bool,
-}
-
-impl Display for Escaped<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let special = |c: char| matches!(c, '\\' | '\n') || (self.quote && c == '"');
-        let mut rest = self.text;
-        while let Some(at) = rest.find(special) {
-            f.write_str(&rest[..at])?;
-            f.write_str(match rest.as_bytes()[at] {
-                b'\n' => "\\n",
-                b'"' => "\\\"",
-                _ => "\\\\",
-            })?;
-            rest = &rest[at + 1..];
-        }
-        f.write_str(rest)
+/// Adds the text of a HELP line, or of a label value, in which the quote is also escaped.
+fn escape(page: &mut String, text: &str, quote: bool) {
+    let is_special = |byte: u8| matches!(byte, b'\\' | b'\n') || (quote && byte == b'"');
+    let mut rest = text;
+    while let Some(at) = rest.bytes().position(is_special) {
+        page.push_str(&rest[..at]);
+        page.push_str(match rest.as_bytes()[at] {
+            b'\n' => "\\n",
+            b'"' => "\\\"",
+            _ => "\\\\",
+        });
+        rest = &rest[at + 1..];
     }
+    page.push_str(rest);
 }

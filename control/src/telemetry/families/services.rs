@@ -14,7 +14,7 @@ use tidegate_spec::ForwardingMode;
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::SNAT_PORT_MIN;
 
-use crate::telemetry::exposition::Exposition;
+use crate::telemetry::exposition::{Exposition, Family, Value};
 use crate::telemetry::sample::Sample;
 use crate::telemetry::series_limit::WithoutSeries;
 
@@ -24,8 +24,34 @@ type PortKey<'a> = [&'a str; 4];
 const PORT_LABELS: [&str; 4] = ["namespace", "service", "port", "protocol"];
 const BACKEND_LABELS: [&str; 5] = ["namespace", "service", "port", "protocol", "backend"];
 
-fn address_of(backend: &BackendStats) -> String {
-    SocketAddr::new(backend.address.ip(), backend.port).to_string()
+/// A value for each backend of a service port, over the VIPs of the Service, with the label of the backend.
+type Backends<'a, T> = BTreeMap<(PortKey<'a>, SocketAddr), (String, T)>;
+
+/// The value of a backend. Its label is formatted once: a page may have several families of 200,000 backends.
+fn value_of<'m, 'a, T>(
+    backends: &'m mut Backends<'a, T>,
+    port: PortKey<'a>,
+    address: SocketAddr,
+    new: impl FnOnce() -> T,
+) -> &'m mut T {
+    &mut backends.entry((port, address)).or_insert_with(|| (address.to_string(), new())).1
+}
+
+/// Adds a series for each backend that has this value.
+fn of_backends<T, V: Into<Value>>(
+    mut family: Family<'_, 5>,
+    backends: &Backends<'_, T>,
+    value: impl Fn(&T) -> Option<V>,
+) {
+    for (([namespace, service, port, protocol], _), (backend, of_backend)) in backends {
+        if let Some(value) = value(of_backend) {
+            family.sample([namespace, service, port, protocol, backend], value);
+        }
+    }
+}
+
+fn address_of(backend: &BackendStats) -> SocketAddr {
+    SocketAddr::new(backend.address.ip(), backend.port)
 }
 
 fn port_key(stats: &ServiceStats) -> PortKey<'_> {
@@ -106,6 +132,14 @@ pub(in crate::telemetry) fn service_info(page: &mut Exposition, services: &[std:
     }
 }
 
+/// The counts of a backend.
+struct Counts {
+    mode: ForwardingMode,
+    traffic: [Traffic; 2],
+    connections: u64,
+    set_aside: u64,
+}
+
 /// Backends of services. These families can be switched off.
 pub(in crate::telemetry) fn backends(
     page: &mut Exposition,
@@ -113,74 +147,68 @@ pub(in crate::telemetry) fn backends(
     services: &[std::sync::Arc<ServiceView>],
     without_series: &WithoutSeries<'_>,
 ) {
-    let mut connections: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
-    let mut traffic: BTreeMap<(PortKey<'_>, String, &str), Traffic> = BTreeMap::new();
-    let mut set_aside: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
+    let mut counts: Backends<'_, Counts> = BTreeMap::new();
     for port in stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name)) {
         for one in &port.backends {
-            let backend = address_of(one);
-            if one.set_aside > 0 {
-                *set_aside.entry((port_key(port), backend.clone())).or_default() += one.set_aside as u64;
-            }
-            for (direction, of_backend) in directions(port.mode, one.traffic) {
-                traffic.entry((port_key(port), backend.clone(), direction)).or_default().add(of_backend);
-            }
-            *connections.entry((port_key(port), backend)).or_default() += one.connections;
+            let none =
+                || Counts { mode: port.mode, traffic: Default::default(), connections: 0, set_aside: 0 };
+            let of_backend = value_of(&mut counts, port_key(port), address_of(one), none);
+            of_backend.traffic.iter_mut().zip(one.traffic).for_each(|(sum, traffic)| sum.add(traffic));
+            of_backend.connections += one.connections;
+            of_backend.set_aside += one.set_aside as u64;
         }
     }
-    let labels = ["namespace", "service", "port", "protocol", "backend", "direction"];
-    let help =
-        "Packets forwarded to the backend (request) and from it (reply); the DSR modes have no reply series.";
-    let mut family = page.counter("tidegate_backend_packets_total", help, labels);
-    for (([namespace, service, port, protocol], backend, direction), traffic) in &traffic {
-        family.sample([namespace, service, port, protocol, backend, direction], traffic.packets);
-    }
-    let help = "Bytes of the IP packets forwarded to the backend (request) and from it (reply); the DSR modes have no \
-                reply series.";
-    let mut family = page.counter("tidegate_backend_bytes_total", help, labels);
-    for (([namespace, service, port, protocol], backend, direction), traffic) in &traffic {
-        family.sample([namespace, service, port, protocol, backend, direction], traffic.bytes);
-    }
+    let mut traffic = |name, help, value: fn(Traffic) -> u64| {
+        let labels = ["namespace", "service", "port", "protocol", "backend", "direction"];
+        let mut family = page.counter(name, help, labels);
+        for (([namespace, service, port, protocol], _), (backend, counts)) in &counts {
+            for (direction, traffic) in directions(counts.mode, counts.traffic) {
+                family.sample([namespace, service, port, protocol, backend, direction], value(traffic));
+            }
+        }
+    };
+    traffic(
+        "tidegate_backend_packets_total",
+        "Packets forwarded to the backend (request) and from it (reply); the DSR modes have no reply series.",
+        |traffic| traffic.packets,
+    );
+    traffic(
+        "tidegate_backend_bytes_total",
+        "Bytes of the IP packets forwarded to the backend (request) and from it (reply); the DSR modes have no reply \
+         series.",
+        |traffic| traffic.bytes,
+    );
     let help = "New flows that were assigned to the backend.";
-    let mut family = page.counter("tidegate_backend_connections_total", help, BACKEND_LABELS);
-    for (([namespace, service, port, protocol], backend), count) in &connections {
-        family.sample([namespace, service, port, protocol, backend], *count);
-    }
+    let family = page.counter("tidegate_backend_connections_total", help, BACKEND_LABELS);
+    of_backends(family, &counts, |counts| Some(counts.connections));
 
     let help = "Workers that have set the backend aside (give it no new flows) because it refused or ignored \
                 connections; absent if there are none.";
-    let mut family = page.gauge("tidegate_backend_set_aside_workers", help, BACKEND_LABELS);
-    for (([namespace, service, port, protocol], backend), workers) in &set_aside {
-        family.sample([namespace, service, port, protocol, backend], *workers);
-    }
+    let family = page.gauge("tidegate_backend_set_aside_workers", help, BACKEND_LABELS);
+    of_backends(family, &counts, |counts| Some(counts.set_aside).filter(|workers| *workers > 0));
 
-    let mut up: BTreeMap<(PortKey<'_>, String), bool> = BTreeMap::new();
-    let mut warm_up: BTreeMap<(PortKey<'_>, String), u8> = BTreeMap::new();
+    // Whether it is up, and the percentage of its warm-up.
+    let mut states: Backends<'_, (bool, Option<u8>)> = BTreeMap::new();
     for service in services.iter().filter(|one| !without_series.has(&one.namespace, &one.name)) {
         // A refused port does not forward.
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
             let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
             for one in &port.backends {
-                let backend = SocketAddr::new(one.address, one.port).to_string();
-                if let Some(percent) = one.warm_up_percent {
-                    warm_up.insert((key, backend.clone()), percent);
-                }
-                *up.entry((key, backend)).or_default() |= one.state == BackendViewState::Active;
+                let address = SocketAddr::new(one.address, one.port);
+                let (up, warm_up) = value_of(&mut states, key, address, Default::default);
+                *up |= one.state == BackendViewState::Active;
+                *warm_up = one.warm_up_percent.or(*warm_up);
             }
         }
     }
     let help = "1 while the backend accepts new flows, else 0: a draining backend keeps its existing flows, a backend \
                 that is down keeps only TCP and SCTP flows.";
-    let mut family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
-    for (([namespace, service, port, protocol], backend), up) in &up {
-        family.sample([namespace, service, port, protocol, backend], *up);
-    }
+    let family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
+    of_backends(family, &states, |(up, _)| Some(*up));
     let help = "Fraction of its full share of new flows that the backend gets while it warms up (slowStart); absent \
                 if the backend gets its full share.";
-    let mut family = page.gauge("tidegate_backend_warm_up_ratio", help, BACKEND_LABELS);
-    for (([namespace, service, port, protocol], backend), percent) in &warm_up {
-        family.sample([namespace, service, port, protocol, backend], f64::from(*percent) / 100.0);
-    }
+    let family = page.gauge("tidegate_backend_warm_up_ratio", help, BACKEND_LABELS);
+    of_backends(family, &states, |(_, percent)| percent.map(|percent| f64::from(percent) / 100.0));
     let help = "Backends that have no series of their own, because there are too many backends; a backend counts once \
                 for each service port and address.";
     page.gauge("tidegate_backends_without_series", help, []).sample([], without_series.backends());
@@ -200,28 +228,26 @@ pub(in crate::telemetry) fn flows(
     let backends: BTreeMap<BackendId, _> = backends.collect();
     // A Service with several VIPs has a separate backend for each, and they share the ports of an endpoint.
     let mut ports: BTreeMap<(String, PortKey<'_>, String, &str), u64> = BTreeMap::new();
-    let mut active: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
+    let mut active: Backends<'_, u64> = BTreeMap::new();
     for (port, backend) in backends.values() {
-        active.insert((port_key(port), address_of(backend)), 0);
+        value_of(&mut active, port_key(port), address_of(backend), || 0);
     }
     for one in flows {
         let Some((port, backend)) = backends.get(&one.backend) else { continue };
         let backend = address_of(backend);
         for (phase, count) in one.flows {
             if phase == Phase::Established {
-                *active.entry((port_key(port), backend.clone())).or_default() += count;
+                *value_of(&mut active, port_key(port), backend, || 0) += count;
             }
             if let Some(local) = one.local {
-                let key = (local.ip().to_string(), port_key(port), backend.clone(), phase.as_str());
+                let key = (local.ip().to_string(), port_key(port), backend.to_string(), phase.as_str());
                 *ports.entry(key).or_default() += count;
             }
         }
     }
     let help = "Established flows of the backend, over all workers.";
-    let mut family = page.gauge("tidegate_backend_connections", help, BACKEND_LABELS);
-    for (([namespace, service, port, protocol], backend), count) in &active {
-        family.sample([namespace, service, port, protocol, backend], *count);
-    }
+    let family = page.gauge("tidegate_backend_connections", help, BACKEND_LABELS);
+    of_backends(family, &active, |count| Some(*count));
     let help = "Local ports of the SNAT address that are in use towards the backend, by the state of the port's flow; \
                 a new flow may take the port of a flow that is not established.";
     let labels = ["address", "namespace", "service", "port", "protocol", "backend", "state"];
