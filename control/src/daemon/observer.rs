@@ -1,12 +1,13 @@
 //! Looks for [`symptoms`](super::symptoms) every few seconds, using the current state of the gateway.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 
 use tidegate_dataplane::gateway::ServiceStats;
 use tidegate_events::{Event, Field, ObjectKind, Reason};
 use tidegate_sharing::PeerState;
+use tidegate_spec::RouteSpec;
 use tidegate_wire::Family;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -97,8 +98,16 @@ fn look(state: &State, services: &[ServiceStats], memory: &mut Memory) -> Sympto
             faults: &dataplane.links().neighbor_faults(),
             views: last.as_ref().map_or(&[], |round| &round.outcome.services),
             snat,
+            routers: last
+                .as_ref()
+                .map_or_else(Vec::new, |round| default_routers(&round.outcome.spec.network.routes)),
             has_peers: sharing.iter().any(|peer| peer.state == PeerState::Up),
         },
         Instant::now(),
     )
+}
+
+/// The next hops of default routes.
+fn default_routers(routes: &[RouteSpec]) -> Vec<IpAddr> {
+    routes.iter().filter(|route| route.to.prefix_len() == 0).map(|route| route.via).collect()
 }

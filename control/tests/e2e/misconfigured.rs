@@ -205,6 +205,18 @@ fn a_snat_address_that_is_not_routed_back_is_named() {
 }
 
 #[test]
+fn a_test_from_the_router_itself_is_named() {
+    let _machine = beside_others();
+    let router = plan::client(Family::V4, 0);
+    let options =
+        GatewayOptions { routes: vec![("0.0.0.0/0".to_owned(), router)], ..GatewayOptions::default() };
+    let setup = Setup::with("fullnat", &options, unchanged);
+    let client = setup.client();
+    setup.finds("RouterAsClient", &[&format!("new connections from {router} are dropped (bad_source)")]);
+    drop(client);
+}
+
+#[test]
 fn a_wrong_mac_of_a_static_neighbour_fails_health_checks_and_is_named() {
     let _machine = beside_others();
     let (server, wrong) = (plan::server(Family::V4, 1), "02:00:00:00:99:99");

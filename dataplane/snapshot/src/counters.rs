@@ -188,6 +188,8 @@ pub struct Tallies {
     flooded: Lines<Counter>,
     /// Sampled packets to the service with a partial checksum.
     partial: Lines<Counter>,
+    /// Packets to the service that were refused because they come from a default router's own address.
+    from_router: Lines<Counter>,
 }
 
 impl Tallies {
@@ -201,6 +203,7 @@ impl Tallies {
             set_aside: Lines::new(backends),
             flooded: Lines::new(services),
             partial: Lines::new(services),
+            from_router: Lines::new(services),
         }
     }
 
@@ -212,7 +215,7 @@ impl Tallies {
 
     /// The address ranges that the worker writes to.
     #[must_use]
-    pub fn written(&self) -> [Range<usize>; 6] {
+    pub fn written(&self) -> [Range<usize>; 7] {
         [
             self.traffic.addresses(),
             self.connections.addresses(),
@@ -220,6 +223,7 @@ impl Tallies {
             self.set_aside.addresses(),
             self.flooded.addresses(),
             self.partial.addresses(),
+            self.from_router.addresses(),
         ]
     }
 
@@ -291,6 +295,20 @@ impl Tallies {
     #[must_use]
     pub fn partial(&self, index: usize) -> u64 {
         self.partial.get(index).map_or(0, Counter::value)
+    }
+
+    /// Counts a packet to a service that is refused because it comes from a default router's own address.
+    pub fn count_from_router(&self, service: ServiceId) {
+        if let Some(count) = self.from_router.get(service.index()) {
+            count.add(1);
+        }
+    }
+
+    /// Packets to the service at this index that were refused because they came from a default router's own address,
+    /// since these tallies were created.
+    #[must_use]
+    pub fn from_router(&self, index: usize) -> u64 {
+        self.from_router.get(index).map_or(0, Counter::value)
     }
 
     /// The traffic of the backend at this index since these tallies were created, by [`Direction`].

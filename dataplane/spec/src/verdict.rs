@@ -118,8 +118,8 @@ reasons! {
     /// Why a frame with valid headers is dropped.
     Refusal {
         /// A source that no packet from the wire may have: unspecified, loopback, multicast, broadcast, the network or
-        /// broadcast address of a connected network, or an address of the gateway. For new flows also a default router,
-        /// and link-local from beyond the link.
+        /// broadcast address of a connected network, or an address of the gateway; for new flows also the next hop of a
+        /// default route, and link-local from beyond the link.
         BadSource => "bad_source",
         /// An ARP or neighbour discovery packet in which another station claims an address of the gateway.
         AddressConflict => "address_conflict",

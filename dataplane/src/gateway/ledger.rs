@@ -133,6 +133,12 @@ impl Ledger {
         self.all().map(|tallies| tallies.partial(id.index())).sum()
     }
 
+    /// Packets to a service port that were refused because they came from a default router's own address. Only the
+    /// increase is meaningful, as with [`Self::partial`].
+    pub(super) fn sent_by_router(&self, id: ServiceId) -> u64 {
+        self.all().map(|tallies| tallies.from_router(id.index())).sum()
+    }
+
     /// The number of workers at which a service is under a SYN flood.
     pub(super) fn flooded(&self, id: ServiceId) -> usize {
         let present = self.history.iter().filter_map(|worker| worker.last());

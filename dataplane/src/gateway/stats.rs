@@ -152,6 +152,8 @@ pub struct ServiceStats {
     pub traffic: [Traffic; 2],
     /// Sampled packets to it with a partial checksum, which the sender left to its NIC.
     pub partial_checksums: u64,
+    /// Packets to it that were refused because they came from a default router's own address.
+    pub from_router: u64,
     /// Its backends.
     pub backends: Vec<BackendStats>,
 }
@@ -277,6 +279,7 @@ impl<F> WorkerPool<F> {
                 mode,
                 traffic: traffic[info.id.index()],
                 partial_checksums: control.ledger.partial(info.id),
+                from_router: control.ledger.sent_by_router(info.id),
                 backends: backends.collect(),
             }
         };

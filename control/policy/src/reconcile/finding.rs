@@ -69,6 +69,8 @@ tidegate_model::named! {
         NeighborMacDiffers => "NeighborMACDiffers",
         /// Packets from clients arrive without complete checksums.
         PartialChecksums => "PartialChecksums",
+        /// New connections from a default router's own address are refused.
+        RouterAsClient => "RouterAsClient",
     }
 }
 

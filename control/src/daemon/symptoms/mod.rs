@@ -28,6 +28,9 @@ pub(super) const EVERY: Duration = Duration::from_secs(10);
 const UNANSWERED_MIN: u64 = 3;
 /// After this time without requests, the history is dropped.
 const FORGET: Duration = Duration::from_secs(300);
+/// This many packets from a default router's own address, refused since the last pause of [`FORGET`], are a symptom. A
+/// client sends a SYN four times in 8 s.
+const FROM_ROUTER_MIN: u64 = 3;
 /// This many packets with a partial checksum in a sample are a symptom, if they are more than chance: one valid packet
 /// in 65,536 looks like one.
 const PARTIAL_MIN: u64 = 3;
@@ -50,6 +53,8 @@ pub(super) struct Seen<'a> {
     pub(super) faults: &'a [NeighborFault],
     pub(super) views: &'a [Arc<ServiceView>],
     pub(super) snat: [Vec<IpAddr>; 2],
+    /// The next hops of default routes.
+    pub(super) routers: Vec<IpAddr>,
     /// Whether replies of `nat` may go through another gateway that has the flows.
     pub(super) has_peers: bool,
 }
@@ -64,14 +69,17 @@ pub(super) struct Memory {
 /// The history of a service port.
 #[derive(Default)]
 struct ServiceHistory {
-    /// Requests, replies, and sampled packets with a partial checksum.
-    counted: [u64; 3],
+    /// Requests, replies, sampled packets with a partial checksum, and refused packets from a router.
+    counted: [u64; 4],
     /// Requests since the last reply.
     unanswered: u64,
     /// The number of checks at which some of them were new.
     checks: u32,
     last_request: Option<Instant>,
     last_partial: Option<Instant>,
+    /// Refused packets from a router.
+    from_router: u64,
+    last_from_router: Option<Instant>,
     set_aside: BTreeSet<String>,
 }
 
@@ -96,6 +104,9 @@ impl Memory {
             memory.count(stats, now);
             if let Some(interfaces) = partial.as_deref().filter(|_| is_recent(memory.last_partial, now)) {
                 found.findings.push(partial_checksums(stats, interfaces));
+            }
+            if memory.from_router >= FROM_ROUTER_MIN {
+                found.findings.push(router_as_client(stats, &seen.routers));
             }
             if is_silent(stats, memory, seen) {
                 found.findings.push(no_replies(stats, seen, partial.as_deref()));
@@ -149,8 +160,8 @@ fn is_recent(at: Option<Instant>, now: Instant) -> bool {
 impl ServiceHistory {
     fn count(&mut self, stats: &ServiceStats, now: Instant) {
         let [requests, replies] = stats.traffic.map(|one| one.packets);
-        let counted = [requests, replies, stats.partial_checksums];
-        let grown: [u64; 3] = std::array::from_fn(|n| counted[n].saturating_sub(self.counted[n]));
+        let counted = [requests, replies, stats.partial_checksums, stats.from_router];
+        let grown: [u64; 4] = std::array::from_fn(|n| counted[n].saturating_sub(self.counted[n]));
         self.counted = counted;
         if grown[0] > 0 {
             self.last_request = Some(now);
@@ -158,6 +169,11 @@ impl ServiceHistory {
         if grown[2] > 0 {
             self.last_partial = Some(now);
         }
+        if grown[3] > 0 {
+            self.last_from_router = Some(now);
+        }
+        self.from_router =
+            if is_recent(self.last_from_router, now) { self.from_router + grown[3] } else { 0 };
         if grown[1] > 0 || !is_recent(self.last_request, now) {
             (self.unanswered, self.checks) = (0, 0);
         } else if grown[0] > 0 || self.checks > 0 {
@@ -271,6 +287,20 @@ fn partial_checksums(stats: &ServiceStats, interfaces: &str) -> Finding {
     );
     let diagnostic = Diagnostic::warning(what).accepting("`ethtool -K DEVICE tx off` on the sender");
     Finding::observed(service, Reason::PartialChecksums, diagnostic)
+}
+
+/// Connections from a router itself, usually the first test of a new gateway.
+fn router_as_client(stats: &ServiceStats, routers: &[IpAddr]) -> Finding {
+    let (service, port) = port_of(stats);
+    let of_family = routers.iter().filter(|router| router.is_ipv4() == stats.key.vip.is_ipv4());
+    let routers: Vec<String> = of_family.map(ToString::to_string).collect();
+    let what = format!(
+        "{port}: new connections from {} are dropped (bad_source), because the address is the next hop of a default \
+         route; likely cause: a test on the router itself, or a router that masquerades its clients",
+        routers.join(", ")
+    );
+    let accepted = "a test on another machine, or dataplane.routersAsClients: true";
+    Finding::observed(service, Reason::RouterAsClient, Diagnostic::warning(what).accepting(accepted))
 }
 
 fn neighbor_fault(fault: &NeighborFault, seen: &Seen<'_>, found: &mut Symptoms) {

@@ -33,6 +33,7 @@ fn stats(mode: ForwardingMode, requests: u64, replies: u64) -> ServiceStats {
         mode,
         traffic: [requests, replies].map(|packets| Traffic { packets, bytes: packets * 100 }),
         partial_checksums: 0,
+        from_router: 0,
         backends: vec![backend],
     }
 }
@@ -52,7 +53,8 @@ fn reasons(checks: &[ServiceStats], has_peers: bool) -> Vec<Vec<Reason>> {
         let services = std::slice::from_ref(stats);
         let snat = [vec![ip("192.0.2.3")], vec![]];
         let (interfaces, names, faults) = (&[], &[], &[]);
-        let seen = Seen { services, interfaces, names, faults, views: &views, snat, has_peers };
+        let routers = vec![ip("192.0.2.1"), ip("2001:db8::1")];
+        let seen = Seen { services, interfaces, names, faults, views: &views, snat, routers, has_peers };
         memory.look(&seen, now).findings.into_iter().map(|finding| finding.reason).collect()
     };
     checks.iter().map(one).collect()
@@ -65,6 +67,21 @@ fn requests_without_replies_are_a_symptom_until_a_reply_arrives() {
         let silent = vec![Reason::NoReplies];
         assert_eq!(reasons(&checks, false), [vec![], silent.clone(), silent, vec![], vec![]], "{mode}");
     }
+}
+
+#[test]
+fn connections_from_the_router_are_a_symptom_until_they_stop() {
+    let of = |from_router| ServiceStats { from_router, ..stats(ForwardingMode::FullNat, 0, 0) };
+    let found = vec![Reason::RouterAsClient];
+    let quiet = (FORGET.as_secs() / EVERY.as_secs()) as usize;
+    // The first count may include packets to an earlier Service with the same index, but they were refused, too.
+    let checks: Vec<_> = [2, 3, 3].into_iter().chain(std::iter::repeat_n(3, quiet)).map(of).collect();
+    let reasons = reasons(&checks, false);
+    assert_eq!(reasons[..3], [vec![], found.clone(), found.clone()]);
+    assert_eq!((&reasons[quiet], &reasons[quiet + 1]), (&found, &vec![]), "{quiet}");
+    let finding = router_as_client(&of(3), &[ip("2001:db8::1"), ip("192.0.2.1")]);
+    let what = "port 80 (TCP) of 203.0.113.1: new connections from 192.0.2.1 are dropped (bad_source)";
+    assert!(finding.diagnostic.what.starts_with(what), "{finding:?}");
 }
 
 #[test]
@@ -86,8 +103,16 @@ fn backends_that_fail_their_checks_are_not_reported_as_misrouted() {
     for n in 1..4 {
         let services = [stats(ForwardingMode::Nat, 4 * n, 0)];
         let (interfaces, names, faults, snat) = (&[], &[], &[], Default::default());
-        let seen =
-            Seen { services: &services, interfaces, names, faults, views: &views, snat, has_peers: false };
+        let seen = Seen {
+            services: &services,
+            interfaces,
+            names,
+            faults,
+            views: &views,
+            snat,
+            routers: Vec::new(),
+            has_peers: false,
+        };
         assert_eq!(memory.look(&seen, now + EVERY), Symptoms::default());
     }
 }
@@ -110,6 +135,7 @@ fn a_chance_match_is_ignored_and_real_partial_checksums_are_reported() {
             faults: &[],
             views: &[],
             snat: Default::default(),
+            routers: Vec::new(),
             has_peers: false,
         };
         let found = memory.look(&seen, Instant::now());
@@ -136,6 +162,7 @@ fn a_backend_that_answers_for_a_vip_is_reported_with_its_mac() {
         faults: &[fault, other],
         views: &[],
         snat: Default::default(),
+        routers: Vec::new(),
         has_peers: false,
     };
     let found = Memory::default().look(&seen, Instant::now());

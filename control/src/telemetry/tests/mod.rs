@@ -280,6 +280,7 @@ fn service_stats(vip: &str, packets: u64, backends: &[(&str, u64)]) -> ServiceSt
         port_name: "http".into(),
         mode: ForwardingMode::FullNat,
         partial_checksums: 0,
+        from_router: 0,
         traffic: [packets, 3].map(|packets| Traffic { packets, bytes: packets * 100 }),
         backends: backends.iter().enumerate().map(backend).collect(),
     }

@@ -59,8 +59,8 @@ impl Pipeline {
             }
             _ => request,
         };
-        if burst.client_fault(burst.frame_of(request.packet), &h, service.mode).is_some() {
-            return Err(Refusal::BadSource);
+        if let Some(fault) = burst.client_fault(burst.frame_of(request.packet), &h, service.mode) {
+            return Err(burst.refuse_client(service, fault));
         }
         if snapshot.denies(&h.src) {
             return Err(Refusal::SourceDenied);

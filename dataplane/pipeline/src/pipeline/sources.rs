@@ -9,7 +9,9 @@
 //! is idle. That is harmless: packets that the gateway sends to that address return from a VIP, and are refused here.
 
 use tidegate_snapshot::addresses::SourceFault;
+use tidegate_snapshot::service::Service;
 use tidegate_spec::ForwardingMode;
+use tidegate_spec::verdict::Refusal;
 use tidegate_wire::{Headers, ethernet};
 
 use super::burst::Burst;
@@ -26,6 +28,15 @@ impl<F: Frame> Burst<'_, '_, F> {
             return Some(SourceFault::LinkLocal);
         }
         fault
+    }
+
+    /// Refuses a client. If it is a default router, the packet counts for the service, so that a finding can report it.
+    #[cold]
+    pub(super) fn refuse_client(&self, service: &Service, fault: SourceFault) -> Refusal {
+        if fault == SourceFault::Router {
+            self.view.tallies.count_from_router(service.id);
+        }
+        Refusal::BadSource
     }
 
     /// Why this packet must not be answered and an ICMP error must not be trusted. Routers may ping, and may send

@@ -135,6 +135,8 @@ fn a_default_router_is_no_client_but_may_ping_and_reach_the_kernel() {
             let syn =
                 || Builder::tcp(socket(router, 40_000).as_str(), socket(vip, 80).as_str()).flags(flags::SYN);
             assert_eq!(lab.send(syn()).refused(), Refusal::BadSource, "{mode}");
+            let reported: u64 = (0..8).map(|service| lab.tallies.from_router(service)).sum();
+            assert_eq!(reported, 1, "{mode}: a finding reports it");
             lab.send(Builder::echo_request(ip(router), ip(vip), 7, 1)).sent(TransmitReason::EchoReply);
             let bgp =
                 Builder::tcp(socket(router, 40_000).as_str(), socket(own, 179).as_str()).flags(flags::SYN);
