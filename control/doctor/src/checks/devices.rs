@@ -7,6 +7,7 @@ use crate::finding::Finding;
 use crate::network::Link;
 
 const NO_START: &str = "the gateway doesn't start";
+const NOT_READY: &str = "the gateway isn't ready until the link is up";
 const PCI: &str = "sys/bus/pci/devices";
 /// Kernel drivers that share their NIC with DPDK.
 const SHARING: [&str; 3] = ["mlx4_core", "mlx5_core", "mana"];
@@ -40,11 +41,20 @@ fn kernel_device(subject: &Subject<'_>, interface: &Interface, name: &str, findi
         (true, true) => Finding::ok(check, format!("{name} is up{facts}")),
         (true, false) => {
             let what = format!("{name} has no carrier{facts}");
-            let why = "the gateway isn't ready until the link is up";
-            Finding::fault(check, what, why, format!("connect the cable; ethtool {name} shows the link"))
+            Finding::fault(
+                check,
+                what,
+                NOT_READY,
+                format!("connect the cable; ethtool {name} shows the link"),
+            )
         }
-        // The gateway sets it up.
-        (false, _) => Finding::ok(check, format!("{name} is down, and the gateway will set it up{facts}")),
+        (false, _) => {
+            let fix = format!(
+                "ip link set {name} up (at each boot: `auto {name}` and `iface {name} inet manual` in \
+                 /etc/network/interfaces)"
+            );
+            Finding::fault(check, format!("{name} is set down{facts}"), NOT_READY, fix)
+        }
     });
     findings.push(mtu(interface, link));
     if interface.device.starts_with("net_af_packet") {

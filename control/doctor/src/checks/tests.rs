@@ -238,6 +238,9 @@ fn a_device_that_is_missing_too_small_or_used_twice_is_named() {
     site.finds(Level::Fault, "device", &none, "interface eth9 does not exist", "eth0, eth1");
     site.network.links[1].has_carrier = false;
     site.finds(Level::Fault, "device", PACKET_SOCKET, "eth1 has no carrier", "ethtool eth1");
+    site.network.links[1].is_up = false;
+    site.finds(Level::Fault, "device", PACKET_SOCKET, "eth1 is set down", "ip link set eth1 up");
+    site.network.links[1].is_up = true;
     site.network.links[1].mtu = 1400;
     site.finds(
         Level::Fault,
