@@ -9,6 +9,7 @@ packages=(
   libdpdk-dev libpcap-dev             # DPDK with all its drivers, and what net_pcap links
   gcc g++ make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc; g++ for libFuzzer
   iproute2 ethtool procps util-linux nftables # the namespaces lab, and the rules of kube-proxy on its nodes
+  iputils-arping                      # which stations answer ARP for a VIP, as the guide checks it
   curl iperf3 nginx-light haproxy tcpdump python3 python3-venv
   keepalived                          # VRRP, which decides the owner of VIPs
   libusrsctp-dev                      # SCTP endpoints of the tests, because kernels without SCTP are common

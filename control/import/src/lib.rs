@@ -125,5 +125,5 @@ pub fn convert(vendor: Vendor, input: Input) -> Result<Imported, Report> {
 /// The comment at the beginning of `gateway.yaml`.
 const HEAD: &str = "\
 # Converted by `tidegate import VENDOR`. Add the sections `metadata` and `dataplane` of this gateway, then run
-# `tidegate check -c gateway.yaml`. docs/migrate.md describes how to move without an interruption.
+# `tidegate check -c gateway.yaml`. docs/guide/11-migrating.md describes how to move without an interruption.
 ";

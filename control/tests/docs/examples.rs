@@ -25,7 +25,7 @@ dataplane:
   routes: [{to: "0.0.0.0/0", via: "192.0.2.1"}, {to: "::/0", via: "2001:db8::1"}]
   snatAddresses: ["192.0.2.12", "2001:db8::12"]
 source: {directory: {path: manifests}}
-pools: [{name: public, addresses: ["203.0.113.0/28", "198.51.100.0/28"], externalIPs: true}]
+pools: [{name: public, addresses: ["203.0.113.0/28", "198.51.100.0/28", "192.0.2.240/28"], externalIPs: true}]
 "#;
 
 /// A Service, which parts of a Service complete.

@@ -9,6 +9,9 @@ mod conformance;
 mod events;
 mod examples;
 mod features;
+mod guide;
+#[path = "../guide_support/mod.rs"]
+mod guide_support;
 mod imports;
 mod layers;
 mod names;

@@ -22,6 +22,9 @@ mod flow_sharing;
 mod forwarding;
 mod fragments;
 mod gateway_drain;
+mod guide;
+#[path = "../guide_support/mod.rs"]
+mod guide_support;
 mod health_port;
 mod http;
 mod hung;
