@@ -282,6 +282,14 @@ fn the_commands_of_the_runbooks_exist() {
     site.follow("12-runbooks");
 }
 
+#[test]
+fn an_operator_follows_the_tour_of_the_commands() {
+    let _machine = beside_others();
+    let site = Site::build(&[gateway("gateway"), CLIENT, SERVER, ROUTER]);
+    site.follow("9-sizing");
+    site.follow("../commands");
+}
+
 /// Starts a gateway as at the end of the first page, without a Service.
 fn start_first_gateway(gateway: &Host) {
     let (is_ready, printed) = gateway.run(&format!("{FIRST_PAGE}unit start"));
