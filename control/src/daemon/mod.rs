@@ -86,6 +86,8 @@ const FILES_REFUSED: u8 = 4;
 /// some seconds, but the kernel may not let a thread or BIRD end.
 const CONTROL_ENDS: Duration = Duration::from_secs(20);
 
+/// How long answers in progress may use the dataplane after everything else has stopped.
+const ANSWERS_END: Duration = Duration::from_secs(1);
 /// How long the last events may take to reach the disk when the gateway stops.
 const EVENTS_FLUSH: Duration = Duration::from_millis(500);
 
@@ -164,14 +166,50 @@ fn exit_if_it_hangs(what: &'static str, within: Duration) {
     }
 }
 
-/// Ends the threads of the dataplane. If other tasks still need it for an answer in progress, they drop it when the
-/// runtime ends, with the same effect.
+/// Ends the threads of the dataplane, which restores what it has changed on interfaces.
 async fn stop(dataplane: Arc<Dataplane>, within: Duration) {
     exit_if_it_hangs("a thread of the dataplane", within);
-    if let Ok(dataplane) = Arc::try_unwrap(dataplane) {
-        let stopped = tokio::task::spawn_blocking(move || dataplane.stop()).await;
-        if let Err(error) = stopped {
-            tracing::error!(%error, "the dataplane did not stop cleanly");
+    let Some(dataplane) = last_owner(dataplane, ANSWERS_END).await else {
+        tracing::error!(
+            "the dataplane is still in use: exiting without restoring interfaces; the next start does it"
+        );
+        return;
+    };
+    if let Err(error) = tokio::task::spawn_blocking(move || dataplane.stop()).await {
+        tracing::error!(%error, "the dataplane did not stop cleanly");
+    }
+}
+
+/// The value, once nothing else owns it; `None` if that takes longer than `within`. Other owners are answers in progress,
+/// and aborted tasks that the runtime has not dropped yet.
+async fn last_owner<T>(mut shared: Arc<T>, within: Duration) -> Option<T> {
+    let until = tokio::time::Instant::now() + within;
+    loop {
+        shared = match Arc::try_unwrap(shared) {
+            Ok(value) => return Some(value),
+            Err(shared) => shared,
+        };
+        if tokio::time::Instant::now() >= until {
+            return None;
         }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_dataplane_ends_when_the_last_answer_has_ended() {
+        let (shared, answer) = (Arc::new(7), Arc::new(7));
+        let _never_ends = Arc::clone(&answer);
+        let in_progress = Arc::clone(&shared);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            drop(in_progress);
+        });
+        assert_eq!(last_owner(shared, ANSWERS_END).await, Some(7));
+        assert_eq!(last_owner(answer, ANSWERS_END).await, None);
     }
 }
