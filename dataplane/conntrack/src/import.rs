@@ -167,7 +167,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             // that has ended expires sooner.
             let position = self.find(&client.key, hash);
             let (Some(_), Some(free)) = (position, free) else {
-                position.into_iter().for_each(|position| self.clear(position));
+                position.into_iter().for_each(|position| self.clear(position, EvictionReason::Removed));
                 return Err(Imported::Full);
             };
             self.write(free, reply);

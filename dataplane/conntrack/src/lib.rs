@@ -21,6 +21,7 @@
 //! May depend on: `tidegate-select`, `tidegate-spec`, `tidegate-structures`, `tidegate-wire`.
 #![deny(unsafe_code)]
 
+mod accounts;
 pub mod affinities;
 pub mod associations;
 mod backend_loads;
@@ -31,12 +32,14 @@ mod eviction_reason;
 mod export;
 mod first_lookup;
 pub mod flow_copies;
+pub mod flow_log;
 pub mod flow_record;
 mod flow_state;
 mod import;
 mod insert_error;
 mod journal;
 mod key;
+mod logging;
 mod masquerade;
 mod memory;
 mod nat;

@@ -37,6 +37,8 @@ pub enum Decision {
         backend: BackendId,
         /// SNAT address and port.
         local: Option<Endpoint>,
+        /// The client's port.
+        client_port: u16,
     },
     /// Sent from a backend to its client, with the VIP as its source.
     ToClient {

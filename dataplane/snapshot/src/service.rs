@@ -71,6 +71,8 @@ pub struct Service {
     pub fast_path: FastPath,
     /// Whether new flows avoid backends that refuse or ignore them: [`ServiceInfo::passive_health`] has the rules.
     pub passive: bool,
+    /// One in this many of its flows is logged; 0 for none.
+    pub logged: u16,
     /// The data by which the backend of a new flow is chosen.
     pub(crate) selector: Selector,
 }
@@ -389,6 +391,7 @@ fn vacant_service(index: usize) -> Service {
         syn_cookies: SynCookies::Off,
         fast_path: FastPath::Off,
         passive: false,
+        logged: 0,
         selector: Selector::default(),
     }
 }

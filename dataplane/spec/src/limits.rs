@@ -230,6 +230,18 @@ pub const FLOW_PRESSURE: [(usize, u32); 2] = [(90, 12), (75, 4)];
 /// removes many flows at once.
 pub const FLOW_JOURNAL_MAX: usize = 1024;
 
+/// Records of the flow log that wait in the queue of one worker: 1 MB. They are taken every 100 ms, so a worker can begin
+/// and end 40,000 logged flows per second. Further records are counted as lost.
+pub const FLOW_LOG_QUEUED_MAX: usize = 8_192;
+
+/// How long a closed or reset connection may still send packets, such as repeated FINs, before the flow log reports its
+/// end, in milliseconds.
+pub const FLOW_LOG_CLOSED_MS: u32 = 5_000;
+
+/// Closed or reset connections of one table whose end is reported after [`FLOW_LOG_CLOSED_MS`]. Further ones are
+/// reported when their entry is removed.
+pub const FLOW_LOG_CLOSING_MAX: usize = 65_536;
+
 /// A flow of another gateway is adopted only while the table is filled less than this, in percent of its bound. So
 /// flows of others never shorten the timeouts of the gateway's own ([`FLOW_PRESSURE`]).
 pub const ADOPTED_FILL_PERCENT: usize = 75;

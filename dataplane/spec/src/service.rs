@@ -7,6 +7,7 @@
 //! same decisions, regardless of the order of services and backends: `compile` sorts by stable identity.
 
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -395,6 +396,9 @@ pub struct ServiceSpec {
     pub syn_cookies: Option<SynCookies>,
     /// How to react if backends refuse or ignore new TCP connections in `nat` and `fullnat`; `None` for no reaction.
     pub passive_health: Option<PassiveHealth>,
+    /// The begin and end of one in this many of its flows are logged; `None` for none. Each flow then has an entry,
+    /// whatever `flow_tracking` says.
+    pub flow_log: Option<NonZeroU16>,
     /// How the link address of the VIP is answered, and whether a new VIP is announced on the links.
     pub layer2: Layer2,
     /// Backends in any order; (address, port) unique.

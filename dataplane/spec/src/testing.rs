@@ -115,6 +115,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         vpce_id: Default::default(),
         syn_cookies: None,
         passive_health: None,
+        flow_log: None,
         layer2: Layer2::Always,
         backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),
     }

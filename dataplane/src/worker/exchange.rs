@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use tidegate_conntrack::flow_log::FlowLog;
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::counters::{Tallies, WorkerCounters};
 
@@ -40,6 +41,8 @@ pub struct Exchange<F> {
     pub neighbor_reports: NeighborReports,
     /// The queues to the thread that exchanges flows with peer gateways, if flow sharing is on.
     pub sharing: OnceLock<Arc<Sharing>>,
+    /// The flow log of each worker, if there is one.
+    pub flow_logs: OnceLock<Box<[Arc<FlowLog>]>>,
 }
 
 impl<F> Exchange<F> {
@@ -54,6 +57,7 @@ impl<F> Exchange<F> {
             advertisements: Advertisements::default(),
             neighbor_reports: NeighborReports::default(),
             sharing: OnceLock::new(),
+            flow_logs: OnceLock::new(),
         }
     }
 

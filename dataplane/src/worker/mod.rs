@@ -53,7 +53,7 @@ mod worker_resources;
 pub use counters::LoopCounters;
 pub use exchange::{Exchange, Forwarding, Shared};
 pub use mailbox::Mailbox;
-pub use queries::{BackendFlows, FlowCountQuery, FlowFilter, FlowQuery, FlowRemoval, Query};
+pub use queries::{BackendFlows, FlowCountQuery, FlowFilter, FlowQuery, FlowRemoval, LogEnd, Query};
 pub use sharing_queues::Sharing;
 pub use worker_resources::WorkerParts;
 

@@ -27,6 +27,8 @@ pub enum Query {
     Remove(FlowRemoval),
     /// Counts the flows of backends.
     Count(FlowCountQuery),
+    /// Reports all logged flows as ended.
+    EndLogged(LogEnd),
     /// Starts copying packets.
     Watch(Arc<Watch>),
 }
@@ -38,6 +40,7 @@ impl Query {
             Self::Flows(query) => query.step(flows, now).map(Self::Flows),
             Self::Remove(removal) => removal.step(flows, now).map(Self::Remove),
             Self::Count(query) => query.step(flows, now).map(Self::Count),
+            Self::EndLogged(end) => end.step(flows).map(Self::EndLogged),
             // The worker starts it itself.
             Self::Watch(_) => None,
         }
@@ -186,6 +189,37 @@ impl FlowRemoval {
             None => {
                 // The caller may have given up waiting.
                 let _ = self.reply.try_send(self.removed);
+                None
+            }
+        }
+    }
+}
+
+/// A request to report all logged flows as ended, because the gateway stops.
+#[derive(Debug)]
+pub struct LogEnd {
+    cursor: u64,
+    reply: SyncSender<()>,
+}
+
+impl LogEnd {
+    /// The channel needs capacity for one answer.
+    #[must_use]
+    pub fn new(reply: SyncSender<()>) -> Self {
+        Self { cursor: 0, reply }
+    }
+
+    fn step(self, flows: &mut FlowTables) -> Option<Self> {
+        let Self { cursor, reply } = self;
+        // The thread that writes the log frees the queue.
+        if flows.log().is_some_and(|log| log.is_half_full()) {
+            return Some(Self { cursor, reply });
+        }
+        match flows.end_all(cursor, BUCKETS_PER_STEP) {
+            Some(cursor) => Some(Self { cursor, reply }),
+            None => {
+                // The caller may have given up waiting.
+                let _ = reply.try_send(());
                 None
             }
         }

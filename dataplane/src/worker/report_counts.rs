@@ -15,6 +15,12 @@ impl<Q: PortQueue> Worker<Q> {
         self.parts.pipeline.report_set_aside(snapshot, tallies);
         let under_flood = self.parts.pipeline.report_floods(snapshot, tallies, now);
         let cookies = self.parts.pipeline.cookie_counts();
+        if let Some(log) =
+            self.parts.exchange.flow_logs.get().and_then(|logs| logs.get(usize::from(self.parts.worker)))
+        {
+            self.parts.pipeline.log_flows_to(log);
+            self.parts.pipeline.end_closed_flows(now);
+        }
         let (flows, iterations) = (self.parts.pipeline.flows(), &self.parts.shared.loop_counters);
         iterations.flows.set(flows.live() as u64);
         let counters = flows.counters();

@@ -336,6 +336,7 @@ fn service_spec(
         vpce_id: options.proxy.vpce_id,
         syn_cookies: options.handshake.syn_cookies,
         passive_health: options.passive_health,
+        flow_log: None,
         layer2,
         backends: backends.specs.clone(),
     }

@@ -102,14 +102,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.erase(from);
         self.streams.relocate(self.entry_index(from), self.entry_index(to));
         self.adopted.relocate(self.entry_index(from), self.entry_index(to));
+        self.accounts.relocate(self.entry_index(from), self.entry_index(to));
     }
 
     /// Removes an entry and, in tables of pairs, its peer.
     pub(crate) fn remove(&mut self, position: Position, why: EvictionReason) {
         let peer = self.peer(position);
-        self.clear(position);
+        self.clear(position, why);
         if let Some(peer) = peer {
-            self.clear(peer);
+            self.clear(peer, why);
         }
         self.counters.count(why);
     }
@@ -121,13 +122,13 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// Removes only this entry, without counting an eviction.
-    pub(crate) fn clear(&mut self, position: Position) {
+    pub(crate) fn clear(&mut self, position: Position, why: EvictionReason) {
         debug_assert!(!self.is_empty(position));
         if self.state(position).is_some_and(SideState::is_opening) {
             self.recount_opening(position, true);
         }
         if position.0 < self.watched {
-            self.state_changes(position, None);
+            self.entry_ends(position, why);
         }
         self.adopted.clear(self.entry_index(position));
         let key = self.key(position);
@@ -146,7 +147,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     #[inline(never)]
     pub(crate) fn clear_moved(&mut self, key: &PackedKey<A>, hash: FlowHash) {
         let position = self.find(key, hash).expect("an entry that was just written is not evicted");
-        self.clear(position);
+        self.clear(position, EvictionReason::Removed);
     }
 
     /// Zeroes an entry, its state first.

@@ -10,6 +10,7 @@ use tidegate_spec::ids::BackendId;
 
 use super::{OWNER, Position, TAG, Table};
 use crate::counts::Load;
+use crate::eviction_reason::EvictionReason;
 use crate::flow_state::SideState;
 use crate::key::{AFFINITY_BIT, PackedKey, REPLY_BIT};
 
@@ -100,7 +101,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Enables or disables the journal.
     pub(crate) fn watch(&mut self, is_on: bool) {
         self.journal.is_on = is_on;
-        self.watched = if is_on { usize::MAX } else { self.loads.end };
+        self.watched = if is_on || self.accounts.is_on() { usize::MAX } else { self.loads.end };
+    }
+
+    /// Records that an entry is removed: in the counts, the journal and the log.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn entry_ends(&mut self, position: Position, why: EvictionReason) {
+        self.state_changes(position, None);
+        self.end_account(position, Some(why));
     }
 
     /// Records the change or end of an entry's state in the counts and the journal.

@@ -22,6 +22,7 @@ pub(super) use expiry::FlowAge;
 use tidegate_spec::limits::FLOW_SHARE_PERCENT;
 use tidegate_structures::prefetch;
 
+use super::accounts::Accounts;
 use super::backend_loads::BackendLoads;
 use super::counts::Counts;
 use super::eviction_reason::FlowCounters;
@@ -45,12 +46,14 @@ pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B:
     pub(super) live: usize,
     counts: Counts,
     loads: BackendLoads,
-    /// State changes of entries below this word are counted or added to the journal: 0 unless loads are compared or
-    /// flows are shared.
+    /// State changes of entries below this word are counted, added to the journal or logged: 0 unless loads are
+    /// compared, or flows are shared or logged.
     watched: usize,
     /// The flows whose state has changed, if flows are shared.
     pub(super) journal: Journal<A>,
     pub(super) adopted: Adopted,
+    /// The packets and bytes of logged flows.
+    pub(super) accounts: Accounts<A>,
     /// Flows that one service may have once the table exceeds its bound.
     share: usize,
     /// The hash bucket that ageing examines next.
@@ -139,6 +142,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             watched: 0,
             journal,
             adopted,
+            accounts: Accounts::new(),
             share: 0,
             cursor: 0,
             hasher,
@@ -248,7 +252,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// The index of an entry.
     #[inline]
-    fn entry_index(&self, position: Position) -> usize {
+    pub(super) fn entry_index(&self, position: Position) -> usize {
         (position.0 - self.first) / W
     }
 

@@ -2,6 +2,7 @@
 //! another process.
 
 mod full;
+mod logging;
 mod oracle;
 mod restore;
 

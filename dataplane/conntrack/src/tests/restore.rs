@@ -8,6 +8,7 @@ use tidegate_wire::proxy_tlvs::ProxyTlvs;
 use tidegate_wire::rewrite::Endpoint;
 
 use super::*;
+use crate::eviction_reason::EvictionReason;
 use crate::flow_record::{LocalFlow, Translation};
 use crate::{NotRestored, StoredTable, StoredTables};
 
@@ -205,7 +206,7 @@ fn an_entry_of_one_side_without_the_other_is_damaged() {
     let hash = before.hash(&reply);
     let packed = super::super::key::PackedKey::from(&reply);
     let position = before.nat.v4.find(&packed, hash).expect("it was made");
-    before.nat.v4.clear(position);
+    before.nat.v4.clear(position, EvictionReason::Removed);
     let mut found = Vec::new();
     before.as_stored(ENTRIES, SEED, at(10)).scan(|flow| found.push(flow.map(|flow| flow.name)));
     assert_eq!(found, [Err(NotRestored::Damaged)]);

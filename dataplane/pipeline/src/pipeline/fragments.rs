@@ -42,7 +42,10 @@ impl Pipeline {
                 Verdict::Transmit { why: TransmitReason::Masqueraded, .. } => {
                     self.masqueraded(burst, &burst.packets[usize::from(packet)].headers)
                 }
-                _ => decision(verdict, delivery.map(|delivery| &delivery.destination)),
+                _ => {
+                    let port = burst.packets[usize::from(packet)].headers.src_port;
+                    decision(verdict, delivery.map(|delivery| &delivery.destination), port)
+                }
             };
             let owner = match decision {
                 Decision::OtherWorker(owner) => owner,
@@ -102,6 +105,9 @@ impl Pipeline {
                     Some(destination) => {
                         burst.out.notes[at] = note(decision);
                         self.deliver_one(burst, packet, &destination);
+                        if destination.service().logged > 0 {
+                            self.log_packet(burst, packet, &destination, client_port(decision), false);
+                        }
                     }
                     None => self.unserved(burst, at, &h),
                 },
@@ -148,8 +154,14 @@ fn note(decision: Decision) -> Note {
     }
 }
 
-/// The decision for the later fragments of a datagram whose first fragment has this verdict and destination.
-fn decision(verdict: Verdict, destination: Option<&Destination<'_>>) -> Decision {
+/// The client's port of a packet to a backend.
+fn client_port(decision: Decision) -> u16 {
+    if let Decision::ToBackend { client_port, .. } = decision { client_port } else { 0 }
+}
+
+/// The decision for the later fragments of a datagram whose first fragment has this verdict, destination and source
+/// port.
+fn decision(verdict: Verdict, destination: Option<&Destination<'_>>, client_port: u16) -> Decision {
     let to = match verdict {
         Verdict::Transmit {
             why: TransmitReason::Forward | TransmitReason::Reply | TransmitReason::IcmpError,
@@ -164,7 +176,7 @@ fn decision(verdict: Verdict, destination: Option<&Destination<'_>>) -> Decision
     };
     match to {
         Some(&Destination::Backend { service, backend, local }) => {
-            Decision::ToBackend { service: service.id, backend: backend.id, local }
+            Decision::ToBackend { service: service.id, backend: backend.id, local, client_port }
         }
         Some(&Destination::Client { service, backend, client }) => {
             Decision::ToClient { service: service.id, backend, client }
@@ -184,7 +196,7 @@ fn decision(verdict: Verdict, destination: Option<&Destination<'_>>) -> Decision
 /// The destination of a stored decision, if its service and backend still exist.
 fn stored(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> {
     Some(match decision {
-        Decision::ToBackend { service, backend, local } => Destination::Backend {
+        Decision::ToBackend { service, backend, local, .. } => Destination::Backend {
             service: snapshot.service_by_id(service)?,
             backend: snapshot.backend(backend)?,
             local,

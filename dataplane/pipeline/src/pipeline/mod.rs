@@ -10,7 +10,7 @@
 //!    entry ([`service_flows`], [`new_flows`], [`reply_flows`]); packets of flows that another worker owns are sent by
 //!    a copy of the flow, if there is one ([`copies`]);
 //! 5. `deliver`: rewrite packets for the mode of their service, or answer packets that can't be delivered ([`deliver`],
-//!    [`translated`], [`oversized`]);
+//!    [`translated`], [`oversized`]); then packets of logged flows are counted ([`flow_log`]);
 //! 6. `store_first_fragments`, `follow_first_fragments`: fragments without ports follow their first fragment
 //!    ([`fragments`]).
 //!
@@ -30,6 +30,7 @@ mod cookies;
 mod copies;
 mod deliver;
 mod fast_path;
+mod flow_log;
 mod flow_replication;
 mod fragments;
 mod icmp_errors;
@@ -184,6 +185,9 @@ impl Pipeline {
             self.use_copies(&mut burst);
         }
         self.deliver(&mut burst);
+        if self.flows.has_log() {
+            self.log_deliveries(&burst);
+        }
         if let Arrival::HandedOver(_, from) = arrival {
             self.copy_flows(&mut burst, from, &requests, &replies);
         }

@@ -177,7 +177,11 @@ impl Pipeline {
         self.passive.next = Some(next);
         let request = Request::again(service, packet, (key, hash), refused_by.id);
         if let Ok(Chosen { backend, local, .. }) = self.choose_and_insert(burst, &request) {
-            self.deliver_one(burst, packet, &Destination::Backend { service, backend, local });
+            let destination = Destination::Backend { service, backend, local };
+            self.deliver_one(burst, packet, &destination);
+            if service.logged > 0 {
+                self.log_packet(burst, packet, &destination, key.port(), true);
+            }
         }
         self.passive.clear_choice();
         burst.interface = arrived_by;

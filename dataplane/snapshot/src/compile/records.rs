@@ -1,6 +1,7 @@
 //! Builds the records of service ports and backends, for packets and for display.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -343,7 +344,9 @@ fn hot_service(
         basis: basis(service.spec),
         entries: match service.spec.flow_tracking {
             _ if !service.spec.mode.is_dsr() => Entries::Pairs,
-            FlowTracking::OnChange(_) if moved(service.spec).is_some() => Entries::InFlux,
+            FlowTracking::OnChange(_) if moved(service.spec).is_some() && service.spec.flow_log.is_none() => {
+                Entries::InFlux
+            }
             _ => Entries::EachFlow,
         },
         dscp: if service.spec.mode == ForwardingMode::DsrDscp { service.spec.tunnel.dscp & 0x3f } else { 0 },
@@ -352,6 +355,7 @@ fn hot_service(
         syn_cookies: syn_cookies(service.spec, network),
         fast_path: fast_path(service.spec, network),
         passive: passive_health(service.spec).is_some(),
+        logged: service.spec.flow_log.map_or(0, NonZeroU16::get),
         selector,
     }
 }
@@ -368,6 +372,7 @@ fn fast_path(spec: &ServiceSpec, network: &NetworkSpec) -> FastPath {
         mss_clamp,
         limits: ServiceLimits { connections, connection_rate, bandwidth },
         proxy_protocol: _,
+        flow_log,
         syn_cookies: _,
         // New flows take the fast path only while no backend has failed.
         passive_health: _,
@@ -395,7 +400,8 @@ fn fast_path(spec: &ServiceSpec, network: &NetworkSpec) -> FastPath {
     let is_known_only_to_stages = bandwidth.is_some()
         || proxy_protocol(spec).is_some()
         || *mode == ForwardingMode::DsrDscp
-        || *protocol == Protocol::Sctp;
+        || *protocol == Protocol::Sctp
+        || flow_log.is_some();
     if is_known_only_to_stages {
         return FastPath::Off;
     }

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use flows::Flows;
+use tidegate_conntrack::flow_log::FlowLog;
 use tidegate_pipeline::pipeline::SharedFlows;
 use tidegate_probe::Probes;
 use tidegate_snapshot::Snapshot;
@@ -184,6 +185,19 @@ impl<F> WorkerPool<F> {
         self.exchange.host_connections.set_gateway_port(port);
         let sharing = || Arc::new(Sharing::new(flows, self.exchange.mailboxes.len()));
         Arc::clone(self.exchange.sharing.get_or_init(sharing))
+    }
+
+    /// Enables the flow log on all workers, and returns the records of each.
+    #[must_use]
+    pub fn log_flows(&self) -> &[Arc<FlowLog>] {
+        let workers = self.exchange.mailboxes.len();
+        self.exchange.flow_logs.get_or_init(|| (0..workers).map(|_| Arc::default()).collect())
+    }
+
+    /// The records of logged flows of each worker; empty without a flow log.
+    #[must_use]
+    pub fn flow_logs(&self) -> &[Arc<FlowLog>] {
+        self.exchange.flow_logs.get().map(|logs| &**logs).unwrap_or_default()
     }
 
     /// The virtual routers whose VRRP advertisements were seen on the taps.

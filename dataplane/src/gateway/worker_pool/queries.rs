@@ -10,7 +10,7 @@ use tidegate_conntrack::FlowView;
 
 use super::WorkerPool;
 use crate::worker::watch::{PacketWatch, Watch, WatchFilter};
-use crate::worker::{FlowFilter, FlowQuery, FlowRemoval, Query};
+use crate::worker::{FlowFilter, FlowQuery, FlowRemoval, LogEnd, Query};
 
 impl<F> WorkerPool<F> {
     /// Lists up to `limit` flows that pass the filter, over all workers. Workers that don't answer within `timeout` are
@@ -31,6 +31,13 @@ impl<F> WorkerPool<F> {
         let (answers, silent) =
             self.query_all(timeout, |reply| Query::Remove(FlowRemoval::new(filter.clone(), reply)));
         (answers.iter().sum(), silent)
+    }
+
+    /// Reports all logged flows as ended, because the gateway stops. Returns the number of workers that haven't done so
+    /// within `timeout`.
+    #[must_use]
+    pub fn end_logged_flows(&self, timeout: Duration) -> usize {
+        self.query_all(timeout, |reply| Query::EndLogged(LogEnd::new(reply))).1
     }
 
     /// Sends a query to each worker. Returns the answers within `timeout`, and the number of workers without one.

@@ -17,6 +17,7 @@ mod dsr_dscp;
 mod fast_path;
 mod faults;
 mod fleet;
+mod flow_log;
 mod flow_replication;
 mod fragments;
 mod hairpin;

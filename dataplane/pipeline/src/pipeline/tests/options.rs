@@ -4,7 +4,7 @@
 //! decides about the fast path (`compile/records.rs`). A new option compiles in neither place until somebody decides.
 
 use std::net::SocketAddr;
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -46,6 +46,7 @@ pub(super) enum Change {
     Proxy(Option<ProxyVersion>, ProxyTlvs),
     Cookies(Option<SynCookies>),
     Passive(bool),
+    Logged(bool),
     Gue(GueVariant, u16),
     Gre(Option<u32>),
     Dscp(u8),
@@ -97,6 +98,7 @@ pub(super) fn change() -> impl Strategy<Value = Change> {
         1 => select(proxy).prop_map(|(version, tlvs)| C::Proxy(version, tlvs)),
         3 => select(cookies).prop_map(C::Cookies),
         10 => any::<bool>().prop_map(C::Passive),
+        5 => any::<bool>().prop_map(C::Logged),
         5 => (select(vec![GueVariant::Direct, GueVariant::Header]), 6000u16..6090)
             .prop_map(|(variant, port)| C::Gue(variant, port)),
         5 => select(vec![None, Some(7)]).prop_map(C::Gre),
@@ -136,6 +138,7 @@ impl Change {
             vpce_id,
             syn_cookies,
             passive_health,
+            flow_log,
             backends,
             // They have no effect on packets.
             namespace: _,
@@ -180,6 +183,7 @@ impl Change {
                 *vpce_id = VpceId::new("vpce-1").expect("a short text");
             }
             Self::Cookies(one) => *syn_cookies = *one,
+            Self::Logged(is_on) => *flow_log = NonZeroU16::new(2).filter(|_| *is_on),
             Self::Passive(is_on) => *passive_health = is_on.then(PassiveHealth::default),
             Self::Gue(variant, port) => (*gue_variant, *gue_port) = (*variant, *port),
             Self::Gre(key) => *gre_key = *key,

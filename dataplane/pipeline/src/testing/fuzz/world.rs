@@ -459,6 +459,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         vpce_id: VpceId::default(),
         syn_cookies: None,
         passive_health: Some(PassiveHealth::default()).filter(|_| key.port.is_multiple_of(2)),
+        flow_log: std::num::NonZeroU16::new(1).filter(|_| key.port.is_multiple_of(7)),
         layer2: tidegate_spec::ownership::Layer2::Always,
         backends: Vec::new(),
     };
