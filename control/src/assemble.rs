@@ -86,6 +86,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         limits: Demand::MAX,
         peers: bgp.chain(config.flow_sharing.peers.iter().map(SocketAddr::ip)).collect(),
         shares_flows: config.flow_sharing.mode != FlowSharing::None,
+        flow_log: config.flow_log.enabled(),
         other_gateways: std::sync::Arc::default(),
     }
 }

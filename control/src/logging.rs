@@ -42,7 +42,7 @@ const STDERR_TARGET: &str = "stderr";
 
 /// The targets that `RUST_LOG` may name without a level: the crates of the gateway, the Kubernetes client, and the lines
 /// of other libraries.
-const TARGETS: [&str; 28] = [
+const TARGETS: [&str; 29] = [
     "dpdk",
     "kube_client",
     STDERR_TARGET,
@@ -56,6 +56,7 @@ const TARGETS: [&str; 28] = [
     "tidegate_dataplane",
     "tidegate_doctor",
     "tidegate_events",
+    "tidegate_flow_log",
     "tidegate_health",
     "tidegate_host",
     "tidegate_http",

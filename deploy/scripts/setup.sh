@@ -18,6 +18,7 @@ packages=(
   bird2 frr gobgpd                    # the BGP of the gateway, and the routers of its tests
   dpdk-dev                            # dpdk-testpmd, which the performance lab measures beside the gateway
   chromium                            # shows the status page in a test
+  nfdump                              # an IPFIX collector, which receives the flow log in a test
   prometheus                          # promtool, which tests the alerts; the server itself isn't started
 )
 
@@ -81,7 +82,7 @@ install_missing() {
   drop_policy
   policy_is_ours=no
   local package service
-  for package in nginx-light haproxy bird2 frr gobgpd keepalived prometheus; do
+  for package in nginx-light haproxy bird2 frr gobgpd keepalived nfdump prometheus; do
     [[ " ${missing[*]} " == *" $package "* ]] || continue
     # This script installed it, so it must neither run now nor start at the next boot.
     service=${package%-light}

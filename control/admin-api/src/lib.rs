@@ -44,6 +44,7 @@ mod error;
 mod events;
 pub mod explain;
 mod findings;
+mod flow_log;
 mod flow_sharing;
 mod flows;
 mod flows_query;
@@ -66,6 +67,7 @@ pub use drain::{DrainAnswer, DrainRequester, GatewayDrainAnswer, GatewayDrainSta
 pub use error::{AdminError, ErrorAnswer};
 pub use events::{EventRow, EventsAnswer, selection as events_selection};
 pub use findings::{CONFIGURATION_REFUSED, FindingView};
+pub use flow_log::FlowLogStatus;
 pub use flow_sharing::{FlowPeerStatus, FlowSharingStatus};
 pub use flows::{DeletedFlowsAnswer, FlowRow, FlowRowKind, FlowsAnswer, WorkerFlows};
 pub use flows_query::{BackendName, FlowState, FlowsQuery, LIMIT_DEFAULT, LIMIT_MAX, Limit, ServiceName};

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::announce::AnnounceStatus;
 use super::drain::GatewayDrainStatus;
 use super::findings::FindingView;
+use super::flow_log::FlowLogStatus;
 use super::flow_sharing::FlowSharingStatus;
 use super::interfaces::{InterfaceStatus, NeighborsStatus};
 use super::workers::{LatencyStatus, WorkerStatus};
@@ -41,6 +42,9 @@ pub struct Status {
     /// How flows are shared with other gateways; absent without `flowSharing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow_sharing: Option<FlowSharingStatus>,
+    /// The flow log; absent without an output.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow_log: Option<FlowLogStatus>,
     /// What happened to the flows of earlier processes; absent if flow tables end with the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<RestoredStatus>,

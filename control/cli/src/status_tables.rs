@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use tidegate_admin_api::{
-    FindingView, FlowPeerStatus, FlowSharingStatus, GatewayDrainState, GatewayDrainStatus, InterfaceStatus,
-    LatencyStatus, NeighborsStatus, RestoredStatus, SourceStatus, Status, WorkerStatus,
+    FindingView, FlowLogStatus, FlowPeerStatus, FlowSharingStatus, GatewayDrainState, GatewayDrainStatus,
+    InterfaceStatus, LatencyStatus, NeighborsStatus, RestoredStatus, SourceStatus, Status, WorkerStatus,
 };
 
 use super::announce_tables;
@@ -104,6 +104,10 @@ pub fn facts(status: &Status) -> Vec<(&'static str, String)> {
         fact("Sharing", flow_sharing(sharing));
         sharing.peers.iter().for_each(|peer| fact("Peer", flow_peer(peer, &sharing.key)));
     }
+    if let Some(log) = &status.flow_log {
+        fact("Flow log", flow_log(log));
+        log.troubles.iter().for_each(|what| fact("Flow log lacks", what.clone()));
+    }
     let SourceStatus { kind, location, errors, since, last_error, .. } = &status.source;
     let faults = if errors.is_empty() { String::new() } else { format!(" ({} faults)", errors.len()) };
     fact("Source", format!("{kind} {location}{faults}"));
@@ -147,6 +151,12 @@ pub fn facts(status: &Status) -> Vec<(&'static str, String)> {
         fact("Gateway", format!("{} since {since} (by {}): {progress}", state.as_str(), by.join(", ")));
     }
     facts
+}
+
+/// Where flows are logged, and what was lost, as text.
+fn flow_log(log: &FlowLogStatus) -> String {
+    let lost = log.lost.iter().map(|(reason, count)| format!(", {count} lost ({reason})"));
+    format!("{}: {} records{}", log.outputs.join(", "), log.records, lost.collect::<String>())
 }
 
 /// How flows are shared, as text.

@@ -71,6 +71,8 @@ pub struct GatewayOptions {
     pub self_check: bool,
     /// `admin.page.listen: "127.0.0.1:9470"`.
     pub page: bool,
+    /// `flowLog`, as a YAML mapping; empty for none.
+    pub flow_log: String,
 }
 
 impl Default for GatewayOptions {
@@ -97,6 +99,7 @@ impl Default for GatewayOptions {
             static_servers: 0,
             self_check: true,
             page: false,
+            flow_log: String::new(),
         }
     }
 }
@@ -163,8 +166,13 @@ health: {{protocol: {protocol}, interval: {interval}ms, timeout: {timeout}ms, he
 admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"{page}}}
 protection: {{synCookies: "{syn_cookies}", deny: {{files: {deny_files:?}}}}}
 selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
+{flow_log}
 "#,
             self_check = self.self_check,
+            flow_log = match self.flow_log.as_str() {
+                "" => String::new(),
+                section => format!("flowLog: {section}"),
+            },
             hugepages = self.hugepages,
             flow_entries = self.flow_entries,
             flow_directory = self.flow_directory.clone().unwrap_or_else(|| flows_of(directory)).display(),

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use super::announcements;
 use super::controller::Controller;
 use super::drain_watch::DrainWatch;
+use super::flow_log::FlowLogThread;
 use super::flow_sharing::FlowExchange;
 use super::inputs::{Inputs, Wake};
 use super::pace::Pace;
@@ -47,6 +48,8 @@ pub(super) struct Gateway {
     pub(super) inputs: Inputs,
     pub(super) state: Arc<State>,
     pub(super) announcer: Arc<Announcer>,
+    /// The flow log, if it has an output.
+    pub(super) flow_log: Option<FlowLogThread>,
     /// Tasks and threads that must not end.
     pub(super) vital: Vital,
     /// The latest time when the drain that a signal started may end.
@@ -253,6 +256,9 @@ impl Gateway {
             self.controller.leave_cluster().await;
         };
         tokio::join!(forwarding, leave, self.inputs.source.save());
+        if let Some(log) = self.flow_log {
+            log.end().await;
+        }
         announcements::stop(self.announcer).await;
     }
 }

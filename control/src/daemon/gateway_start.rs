@@ -23,7 +23,7 @@ use super::list_copies::Lists;
 use super::start::{self, Listeners, Source};
 use super::state::State;
 use super::task_watchdog::Vital;
-use super::{announcements, drain_watch, flood_log, kube_proxy, observer};
+use super::{announcements, drain_watch, flood_log, flow_log, kube_proxy, observer};
 
 impl Gateway {
     /// Starts everything except the dataplane.
@@ -54,6 +54,7 @@ impl Gateway {
         let mut vital = Vital::default();
         let kube_proxy = kube_proxy::follow(&config, &mut vital);
         vital.task("the task that logs SYN floods", flood_log::follow(dataplane));
+        let flow_log = flow_log::start(&config, dataplane, |log| state.log_flows(log), &mut vital)?;
         let (symptoms, observer) = observer::follow(&state);
         vital.task("the task that looks for misconfigurations", observer);
         let addresses = start::address_file(&config);
@@ -80,9 +81,7 @@ impl Gateway {
             Arc::clone(&announcer),
         );
         controller.keep_earlier_backends();
-        if let Some(addresses) = addresses {
-            controller.resume(addresses);
-        }
+        addresses.into_iter().for_each(|addresses| controller.resume(addresses));
         controller.begin_with(lists);
         let inputs = Inputs {
             manifests: source.updates(),
@@ -105,7 +104,7 @@ impl Gateway {
         let drain_watch = drain_watch::follow(&state);
         vital.task("the task that counts packets during a drain", drain_watch.task());
         let guards = Guards::new(listeners, flow_exchange, drain_watch);
-        Ok(Self { _guards: guards, controller, inputs, state, stops_at: None, announcer, vital })
+        Ok(Self { _guards: guards, controller, inputs, state, stops_at: None, announcer, flow_log, vital })
     }
 }
 

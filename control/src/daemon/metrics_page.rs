@@ -11,8 +11,8 @@ use super::flow_sharing::Shown;
 use super::layer2::Layer2View;
 use super::state::State;
 use crate::telemetry::{
-    self, BuildSample, CheckSample, DataplaneSample, GatewaySample, LogSample, Process, PublicationSample,
-    RoundSample, Sample,
+    self, BuildSample, CheckSample, DataplaneSample, FlowLogSample, GatewaySample, LogSample, Process,
+    PublicationSample, RoundSample, Sample,
 };
 
 /// How long a scrape, or a command, waits for the workers to count the flows of backends.
@@ -78,6 +78,13 @@ impl State {
             },
             latencies: &self.latencies(&stats),
             flow_sharing: self.flow_sharing().as_ref().map(Shown::sample).as_ref(),
+            flow_log: self
+                .flow_log()
+                .map(|log| FlowLogSample {
+                    records: log.counts.records(),
+                    lost: log.counts.lost(self.dataplane.flow_logs()),
+                })
+                .as_ref(),
             log: LogSample {
                 events: &self.events.counts().collect::<Vec<_>>(),
                 suppressed: self.rounds.suppressed_lines()

@@ -22,6 +22,7 @@ mod drains;
 mod drops_view;
 mod fault_log;
 mod flood_log;
+mod flow_log;
 mod flow_sharing;
 mod flows;
 mod found_peers;

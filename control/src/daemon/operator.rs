@@ -131,6 +131,7 @@ impl AdminBackend for Operator {
             ready: health.ready,
             degraded: self.state.degraded(),
             flow_sharing: sharing.as_ref().map(flow_sharing),
+            flow_log: self.state.flow_log().map(|log| log.status(&self.state.dataplane)),
             restored: stats.restored.as_ref().map(restored),
             selection_key: self.state.dataplane.selection_key().map(|key| key.fingerprint()),
             layer2: self.state.layer2().map(Layer2View::groups).unwrap_or_default(),

@@ -8,7 +8,9 @@ use std::path::Path;
 
 use ipnet::IpNet;
 
-use tidegate_model::config::{DataplaneConfig, EventsConfig, FlowSharingConfig, GatewayConfig};
+use tidegate_model::config::{
+    DataplaneConfig, EventsConfig, FlowLogCollector, FlowLogFile, FlowSharingConfig, GatewayConfig,
+};
 use tidegate_spec::NetworkSpec;
 
 /// The keys of the configuration that differ and cannot change while the gateway runs.
@@ -31,6 +33,7 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("source", now.source != new.source),
         ("announce.l2", now.announce.l2 != new.announce.l2),
         ("flowSharing", sharing(now) != sharing(new)),
+        ("flowLog", log_outputs(now) != log_outputs(new)),
         ("admin", listeners(now) != listeners(new)),
     ];
     parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
@@ -58,6 +61,7 @@ pub(super) fn other_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("admin.metricsPerBackend", now.admin.metrics_per_backend != new.admin.metrics_per_backend),
         ("admin.page.tokenFile", token(now) != token(new)),
         ("selfCheck", now.self_check != new.self_check),
+        ("flowLog.services, flowLog.sample", now.flow_log.defaults != new.flow_log.defaults),
         ("flowSharing.key, flowSharing.acceptKey", keys(now) != keys(new)),
     ];
     parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
@@ -67,6 +71,11 @@ pub(super) fn other_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
 fn flow_table(dataplane: &DataplaneConfig) -> (u32, u8, Option<&Path>) {
     let directory = dataplane.flow_directory.as_deref();
     (dataplane.flow_entries_per_core, dataplane.flow_service_percent, directory)
+}
+
+/// The outputs of the flow log, which are opened only once.
+fn log_outputs(config: &GatewayConfig) -> (Option<&FlowLogFile>, Option<&FlowLogCollector>) {
+    (config.flow_log.file.as_ref(), config.flow_log.ipfix.as_ref())
 }
 
 /// The settings of flow sharing, without its keys.
@@ -124,9 +133,11 @@ mod tests {
     }
 
     /// Everything else in `admin` is opened at the start, and the other keys of `flowSharing` need a new socket.
-    const RELOADED: [&str; 6] = [
+    const RELOADED: [&str; 8] = [
         "admin.metricsPerBackend",
         "admin.page.tokenFile",
+        "flowLog.services",
+        "flowLog.sample",
         "flowSharing.key.value",
         "flowSharing.key.file",
         "flowSharing.acceptKey.value",
@@ -138,7 +149,7 @@ mod tests {
         let full = include_str!("../../model/tests/fixtures/config/full.yaml");
         let full = tidegate_model::config::parse(full, "gateway.yaml", std::path::Path::new("."), 2).config;
         let parts = fixed_parts_that_differ(&config(""), &full.expect("the fixture is valid"));
-        assert_eq!(parts.len(), 12, "every part differs: {parts:?}");
+        assert_eq!(parts.len(), 13, "every part differs: {parts:?}");
         for key in KEYS.iter().filter(|key| !["apiVersion", "kind"].contains(&key.path)) {
             let is_below = |part: &&str| {
                 key.path.strip_prefix(*part).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))

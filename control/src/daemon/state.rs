@@ -30,6 +30,7 @@ use tidegate_source::kubernetes::Connector;
 use tidegate_spec::Problem;
 use tokio::sync::watch;
 
+use super::flow_log;
 use super::flow_sharing::{self, Gap, Shown};
 use super::gateway_drain::{Counted, GatewayDrain};
 use super::last_round::{Round, Rounds};
@@ -113,6 +114,8 @@ struct Joined {
     layer2: OnceLock<Layer2View>,
     /// The state of flow sharing for display, if flows are shared.
     flow_sharing: OnceLock<Arc<Mutex<Shown>>>,
+    /// The flow log, if it has an output.
+    flow_log: OnceLock<flow_log::Shown>,
     /// Symptoms of misconfigurations in the traffic.
     symptoms: OnceLock<watch::Receiver<Arc<Symptoms>>>,
 }
@@ -241,6 +244,17 @@ impl State {
     fn is_applied(&self) -> bool {
         let Generations { desired, applied } = self.generations();
         desired > 0 && applied >= desired && self.publish_failure().is_none() && !self.restores()
+    }
+
+    /// Sets what is shown about the flow log.
+    pub(super) fn log_flows(&self, shown: flow_log::Shown) {
+        // Called once, at the start.
+        let _ = self.joined.flow_log.set(shown);
+    }
+
+    /// What is shown about the flow log, if it has an output.
+    pub(super) fn flow_log(&self) -> Option<&flow_log::Shown> {
+        self.joined.flow_log.get()
     }
 
     /// Sets the source of the state of flow sharing.

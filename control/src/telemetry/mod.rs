@@ -27,8 +27,8 @@ pub use exposition::CONTENT_TYPE;
 pub use latency::Latencies;
 pub use process::Process;
 pub use sample::{
-    AnnounceSample, BuildSample, CheckSample, DataplaneSample, FlowSharingSample, GatewaySample, Generations,
-    Layer2Counts, LogSample, PublicationSample, RoundSample, Sample,
+    AnnounceSample, BuildSample, CheckSample, DataplaneSample, FlowLogSample, FlowSharingSample,
+    GatewaySample, Generations, Layer2Counts, LogSample, PublicationSample, RoundSample, Sample,
 };
 pub use serve::serve;
 pub use timings::Timings;

@@ -35,6 +35,8 @@ pub struct Sample<'a> {
     pub latencies: &'a Latencies,
     /// Flow sharing; `None` omits its families.
     pub flow_sharing: Option<&'a FlowSharingSample>,
+    /// The flow log; `None` omits its families.
+    pub flow_log: Option<&'a FlowLogSample>,
     /// The log.
     pub log: LogSample<'a>,
     /// The state of the source.
@@ -197,4 +199,13 @@ pub struct Generations {
     pub desired: u64,
     /// The lowest generation that a worker still uses.
     pub applied: u64,
+}
+
+/// The flow log.
+#[derive(Debug)]
+pub struct FlowLogSample {
+    /// Records that were taken from the workers, by event.
+    pub records: [(&'static str, u64); 2],
+    /// Lost records, by reason.
+    pub lost: [(tidegate_flow_log::Lost, u64); tidegate_flow_log::Lost::COUNT],
 }

@@ -18,6 +18,7 @@ mod failure;
 mod first_aid;
 mod fleet;
 mod floods;
+mod flow_log;
 mod flow_sharing;
 mod forwarding;
 mod fragments;

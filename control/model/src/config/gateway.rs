@@ -8,6 +8,7 @@ use super::admin::AdminConfig;
 use super::announce::AnnounceConfig;
 use super::dataplane::DataplaneConfig;
 use super::drain::DrainConfig;
+use super::flow_log::FlowLogConfig;
 use super::flow_sharing::{self, FlowSharing, FlowSharingConfig};
 use super::health::HealthConfig;
 use super::protection::ProtectionConfig;
@@ -57,6 +58,8 @@ pub struct GatewayConfig {
     pub self_check: SelfCheckConfig,
     /// `flowSharing`.
     pub flow_sharing: FlowSharingConfig,
+    /// `flowLog`.
+    pub flow_log: FlowLogConfig,
     /// The location of each key, such as `pools[0].addresses[1]`.
     pub origin: Origin,
 }

@@ -414,6 +414,19 @@ pub const KEYS: &[Key] = &[
     key("admin.events.directory", "path, or `\"\"` for none", Words("`stateDirectory` of the source"), "/var/log/tidegate", Restart,
         "The directory of the file with the last events, `NAME.events`, which is read again at the next start. `\"\"`: events are kept in memory only."),
 
+    key("flowLog.services", "`annotated` or `all`", Value("annotated"), "all", Reload,
+        "Whose flows are logged ([flow-log.md](flow-log.md)): those of Services with the annotation `tidegate.dev/flow-log`, or those of all Services that don't disable it."),
+    key("flowLog.sample", "1 to 65535", Value("1"), "100", Reload,
+        "One in this many flows is logged, chosen by a hash. The annotation of a Service overrides it."),
+    key("flowLog.file.path", "path, relative to this file", Required, "/var/log/tidegate/flows.json", Restart,
+        "The file to which the begin and the end of each logged flow are appended, as JSON lines."),
+    key("flowLog.file.maxSizeMiB", "1 to 1048576", Value("100"), "10", Restart,
+        "The size at which the file is renamed to `PATH.1`, which replaces the file before."),
+    key("flowLog.ipfix.collector", "address and port", Required, "192.0.2.9:4739", Restart,
+        "The IPFIX collector to which the begin and the end of each logged flow are sent, over UDP."),
+    key("flowLog.ipfix.domain", "0 to 4294967295", Value("0"), "7", Restart,
+        "The observation domain of this gateway. Choose different ones for gateways that send from the same address."),
+
     Key { path: "flowSharing.mode", kind: "`none`, `in-flux` or `nat`", default: Value("none"), example: None, change: Restart,
         meaning: "Which flows this gateway sends to other gateways, so that they continue there \
          ([flow-sharing.md](flow-sharing.md)). `none`: no flows. `in-flux`: the flows for which another gateway would \

@@ -17,6 +17,7 @@ mod dataplane;
 mod drain;
 mod expand;
 mod files;
+mod flow_log;
 mod flow_sharing;
 mod gateway;
 mod health;
@@ -41,6 +42,10 @@ pub use announce::{AnnounceConfig, BgpConfig, KernelRoutes, Peer, Secret};
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory};
 pub use drain::DrainConfig;
 pub use files::{List, copies, copy_of};
+pub use flow_log::{
+    FLOW_LOG_ACCEPTED, FlowLogCollector, FlowLogConfig, FlowLogDefaults, FlowLogFile, FlowLogRequest,
+    flow_log,
+};
 pub use flow_sharing::{FlowSharing, FlowSharingConfig, FlowSharingKey, reaches};
 pub use gateway::{GatewayConfig, NodeConfig};
 pub use health::{
@@ -260,6 +265,7 @@ fn decode(
         admin: admin::decode(&fields, files),
         self_check: self_check::decode(&fields),
         flow_sharing: flow_sharing::decode(&fields, files),
+        flow_log: flow_log::decode(&fields, files),
         origin: sheet.origin(root),
     };
     fields.finish(Unknown::Refused);

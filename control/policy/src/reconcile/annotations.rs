@@ -31,6 +31,7 @@ pub(super) mod key {
     pub(crate) const UNHEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-unhealthy-threshold";
     pub(crate) const PASSIVE_HEALTH: &str = "tidegate.dev/passive-health";
     pub(crate) const FLOW_TRACKING: &str = "tidegate.dev/flow-tracking";
+    pub(crate) const FLOW_LOG: &str = "tidegate.dev/flow-log";
     pub(crate) const MSS_CLAMP: &str = "tidegate.dev/mss-clamp";
     pub(crate) const SYN_COOKIES: &str = "tidegate.dev/syn-cookies";
     pub(crate) const SLOW_START: &str = "tidegate.dev/slow-start";
@@ -75,6 +76,7 @@ pub(super) mod key {
         UNHEALTHY_THRESHOLD,
         PASSIVE_HEALTH,
         FLOW_TRACKING,
+        FLOW_LOG,
         MSS_CLAMP,
         SYN_COOKIES,
         SLOW_START,

@@ -336,7 +336,7 @@ fn service_spec(
         vpce_id: options.proxy.vpce_id,
         syn_cookies: options.handshake.syn_cookies,
         passive_health: options.passive_health,
-        flow_log: None,
+        flow_log: options.flow_log,
         layer2,
         backends: backends.specs.clone(),
     }

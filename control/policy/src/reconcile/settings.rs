@@ -8,7 +8,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_model::config::{HealthConfig, LOAD_BALANCER_CLASS, Layer2Config, ServicesConfig};
+use tidegate_model::config::{
+    FlowLogDefaults, HealthConfig, LOAD_BALANCER_CLASS, Layer2Config, ServicesConfig,
+};
 use tidegate_model::objects::{IpFamily, Labels, Pool, Service, ServiceType};
 use tidegate_spec::{NetworkSpec, Shared};
 
@@ -47,6 +49,8 @@ pub struct Settings {
     pub peers: BTreeSet<IpAddr>,
     /// Whether gateways share flows in flux (`flowSharing.mode`).
     pub shares_flows: bool,
+    /// `flowLog`: which Services are logged; `None` if there is no log.
+    pub flow_log: Option<FlowLogDefaults>,
     /// The addresses of the other gateways at the API server, with their names. No Service may get them.
     pub other_gateways: Arc<BTreeMap<IpAddr, String>>,
 }
@@ -86,6 +90,7 @@ impl Default for Settings {
             limits: Demand::MAX,
             peers: BTreeSet::new(),
             shares_flows: false,
+            flow_log: None,
             other_gateways: Arc::default(),
         }
     }

@@ -10,7 +10,7 @@ use tidegate_source::SourceState;
 
 use crate::telemetry::exposition::Exposition;
 use crate::telemetry::latency::{PROGRAMMING, SYNC};
-use crate::telemetry::sample::{FlowSharingSample, Layer2Counts, Sample};
+use crate::telemetry::sample::{FlowLogSample, FlowSharingSample, Layer2Counts, Sample};
 
 /// The control plane.
 pub(in crate::telemetry) fn control(page: &mut Exposition, sample: &Sample<'_>) {
@@ -20,6 +20,9 @@ pub(in crate::telemetry) fn control(page: &mut Exposition, sample: &Sample<'_>) 
     on_disk(page, sample);
     if let Some(sharing) = sample.flow_sharing {
         flow_sharing(page, sharing);
+    }
+    if let Some(log) = sample.flow_log {
+        flow_log(page, log);
     }
     stale_files(page, sample);
     log_lines(page, sample);
@@ -222,6 +225,22 @@ pub(in crate::telemetry) fn layer2(page: &mut Exposition, layer2: &Layer2Counts)
     let help = "Failed reads and writes of the Leases of VIPs; the gateway stops answering ARP and neighbour \
                 discovery for a VIP when the Lease expires.";
     page.counter("tidegate_layer2_lease_failures_total", help, []).sample([], layer2.failures);
+}
+
+/// The flow log.
+fn flow_log(page: &mut Exposition, log: &FlowLogSample) {
+    let help = "Records of logged flows that the workers created and the flow log received, by event (begin or end of \
+                a flow).";
+    let mut records = page.counter("tidegate_flow_log_records_total", help, ["event"]);
+    for (event, count) in log.records {
+        records.sample([event], count);
+    }
+    let help = "Records that are missing in the flow log, by reason: the queue of a worker was full, the flow got no \
+                entry in its table, its Service was removed long ago, or an output failed.";
+    let mut lost = page.counter("tidegate_flow_log_lost_total", help, ["reason"]);
+    for (reason, count) in log.lost {
+        lost.sample([reason.as_str()], count);
+    }
 }
 
 /// Sharing flows with other gateways.

@@ -18,6 +18,7 @@ use tidegate_dataplane::gateway::{
     WorkerState, WorkerStats,
 };
 use tidegate_dataplane::punt::class::PuntClass;
+use tidegate_flow_log::Lost;
 use tidegate_health::CheckLoad;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ObjectKey, ServiceType};
@@ -223,6 +224,16 @@ impl World {
             },
             latencies: &self.latencies,
             flow_sharing: Some(&self.flow_sharing),
+            flow_log: Some(&FlowLogSample {
+                records: [("begin", 21), ("end", 20)],
+                lost: [
+                    (Lost::QueueFull, 0),
+                    (Lost::NoEntry, 1),
+                    (Lost::Unnamed, 2),
+                    (Lost::File, 3),
+                    (Lost::Collector, 4),
+                ],
+            }),
             log: LogSample { suppressed: 11, lost: 12, events: &[(tidegate_events::Reason::LinkDown, 13)] },
             source: &self.source,
             credentials_expire: Timestamp::from_second(1_700_000_900).ok(),
@@ -612,6 +623,8 @@ fn values_of_the_control_plane_are_those_of_the_sample() {
     check("flow_sharing_rejected_total", &[("reason", "unauthentic")], 6.0);
     check("flow_sharing_learned_total", &[("result", "conflict")], 7.0);
     check("flow_sharing_lost_total", &[("at", "worker")], 8.0);
+    check("flow_log_records_total", &[("event", "begin")], 21.0);
+    check("flow_log_lost_total", &[("reason", "file")], 3.0);
     check("state_unsaved", &[("state", "addresses")], 0.0);
     check("state_unsaved", &[("state", "objects")], 1.0);
     check("source_stale_timestamp_seconds", &[], 1_700_000_000.0);

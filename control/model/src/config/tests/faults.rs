@@ -21,6 +21,15 @@ const FAULTS: &[(&str, &str)] = &[
         "node: {name: 7}",
         "8:14: error: node.name: the number 7 is not accepted; accepted: text in quotes: \"7\"",
     ),
+    (
+        "flowLog: {sample: 5}",
+        "8:10: error: flowLog: the log is written nowhere; accepted: flowLog.file, flowLog.ipfix, or both",
+    ),
+    ("flowLog: {file: {}}", "8:17: error: flowLog.file.path is missing; accepted: the path of a file"),
+    (
+        "flowLog: {ipfix: {collector: 192.0.2.9}}",
+        "8:30: error: flowLog.ipfix.collector: the text \"192.0.2.9\" is not accepted; accepted: the address and UDP port of a collector, such as 192.0.2.9:4739 or [2001:db8::9]:4739",
+    ),
     ("node: []", "8:7: error: node: a list is not accepted; accepted: a mapping of keys to values"),
     ("node: {}\nnode: {}", "9:1: error: duplicate key \"node\"; accepted: each key once"),
     ("  cores: []", "8:10: error: dataplane.cores: the list has 0 cores; accepted: 1 to 64 core numbers"),

@@ -98,6 +98,7 @@ fn base() -> Json {
         },
         "announce": {"bgp": {"asn": 64000, "peers": [{"address": "10.9.0.5", "asn": 64001}]}},
         "protection": {"newConnections": {"perSecond": 5}},
+        "flowLog": {"file": {"path": "flows.json"}, "ipfix": {"collector": "192.0.2.8:4739"}},
         "pools": [{"name": "public", "addresses": ["203.0.113.0/28"]}],
     })
 }

@@ -40,6 +40,7 @@ pub(super) const CERTIFICATE: &str = key_of!("ssl-cert");
 pub(super) const BACKEND_PROTOCOL: &str = key_of!("backend-protocol");
 pub(super) const SECURITY_GROUPS: &str = key_of!("security-groups");
 pub(super) const PREFIX_LISTS: &str = key_of!("security-group-prefix-lists");
+pub(super) const ACCESS_LOG_ENABLED: &str = key_of!("access-log-enabled");
 pub(super) const ACCESS_LOG: &str = key_of!("access-log-");
 pub(super) const CROSS_ZONE: &str = key_of!("cross-zone-load-balancing-enabled");
 
@@ -249,8 +250,20 @@ pub(super) fn balancer_type<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a>
     }
 }
 
+/// The log of flows. AWS logs requests, which only a proxy sees.
+pub(super) fn access_log_enabled<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    match boolean(value) {
+        Some(true) => AliasValue::Ours(key::FLOW_LOG, "true".into()),
+        Some(false) => AliasValue::Ours(key::FLOW_LOG, "false".into()),
+        None => AliasValue::Invalid("true, false".into()),
+    }
+}
+
 pub(super) fn access_log<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    AliasValue::Ignored("access logs are not supported yet".into(), "a Service without this annotation")
+    AliasValue::Ignored(
+        "flowLog in the configuration of the gateway decides where and when the log is written".into(),
+        "flowLog.file, flowLog.ipfix",
+    )
 }
 
 pub(super) fn cross_zone<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {

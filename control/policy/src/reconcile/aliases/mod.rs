@@ -101,6 +101,7 @@ pub(super) const ALIASES: &[Alias] = &[
     alias("aws", aws::BACKEND_PROTOCOL, refused::backend_protocol),
     alias("aws", aws::SECURITY_GROUPS, refused::limits_clients),
     alias("aws", aws::PREFIX_LISTS, refused::limits_clients),
+    alias("aws", aws::ACCESS_LOG_ENABLED, aws::access_log_enabled),
     alias("aws", aws::ACCESS_LOG, aws::access_log),
     alias("aws", aws::CROSS_ZONE, aws::cross_zone),
     alias("aws", aws::PREFIX, unsupported),

@@ -132,7 +132,9 @@ fn aws_annotations_have_the_meaning_of_ours() {
     assert_eq!(aws("type", "nlb-ip"), ours(key::TARGET, "pod"));
     assert!(matches!(aws("type", "clb"), AliasValue::Invalid(_)));
     assert_eq!(aws("nlb-target-type", "instance"), ours(key::TARGET, "node"));
-    for log in ["access-log-enabled", "access-log-emit-interval", "access-log-s3-bucket-name"] {
+    assert_eq!(aws("access-log-enabled", "true"), ours(key::FLOW_LOG, "true"));
+    assert_eq!(aws("access-log-enabled", "false"), ours(key::FLOW_LOG, "false"));
+    for log in ["access-log-emit-interval", "access-log-s3-bucket-name"] {
         assert!(matches!(aws(log, "true"), AliasValue::Ignored(..)), "{log}");
     }
     assert_eq!(aws("cross-zone-load-balancing-enabled", "true"), AliasValue::Nothing);

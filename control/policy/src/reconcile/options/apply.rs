@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use tidegate_model::config;
+use tidegate_model::config::{self, FlowLogRequest};
 use tidegate_model::objects::{Labels, Protocol, Selector};
 use tidegate_model::yaml::text;
 use tidegate_spec::{HashInput, SynCookies};
@@ -134,6 +134,7 @@ impl Reader<'_> {
                 Some(on) => options.passive_health = options.passive_health.filter(|_| on),
                 None => self.invalid(annotation, value, config::PASSIVE_HEALTH_ACCEPTED),
             },
+            key::FLOW_LOG => self.apply_to_flow_log(options, annotation, value),
             key::FLOW_TRACKING | key::MSS_CLAMP | key::SYN_COOKIES => {
                 self.apply_to_flows(options, ours, annotation, value);
             }
@@ -253,6 +254,24 @@ impl Reader<'_> {
             None => self.invalid(annotation, value, &text::names::<T>()),
         }
         named.is_some()
+    }
+
+    /// Applies the annotation about the flow log, if this gateway has one.
+    fn apply_to_flow_log(&mut self, options: &mut Options, annotation: &str, value: &str) {
+        let Some(request) = config::flow_log(value) else {
+            return self.invalid(annotation, value, config::FLOW_LOG_ACCEPTED);
+        };
+        options.flow_log = match (request, options.flow_log_sample) {
+            (FlowLogRequest::Off, _) => None,
+            (FlowLogRequest::On, Some(sample)) => Some(sample),
+            (FlowLogRequest::Sampled(every), Some(_)) => Some(every),
+            (FlowLogRequest::On | FlowLogRequest::Sampled(_), None) => {
+                let accepted =
+                    "flowLog.file or flowLog.ipfix in the configuration of the gateway, or no annotation";
+                self.ignored(annotation, "the gateway has no flow log", accepted);
+                None
+            }
+        };
     }
 
     fn duration(&mut self, to: &mut Duration, annotation: &str, value: &str, min: Duration, max: Duration) {

@@ -9,6 +9,7 @@
 mod apply;
 
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,6 +58,10 @@ pub(super) struct Options {
     pub(super) limits: ServiceLimits,
     /// What happens to new connections that backends refuse or ignore; `None` for nothing special.
     pub(super) passive_health: Option<PassiveHealth>,
+    /// One in this many flows is logged; `None` for none.
+    pub(super) flow_log: Option<NonZeroU16>,
+    /// The sample of the gateway; `None` if it has no flow log.
+    flow_log_sample: Option<NonZeroU16>,
     pub(super) proxy: ProxyOptions,
     /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
@@ -333,6 +338,8 @@ fn defaults(settings: &Settings) -> Options {
         idle: IdleTimeouts { tcp: None, udp: IDLE_TIMEOUT_UDP, sctp: IDLE_TIMEOUT_SCTP },
         limits: ServiceLimits::default(),
         passive_health: Some(settings.health.passive),
+        flow_log: settings.flow_log.filter(|log| log.all_services).map(|log| log.sample),
+        flow_log_sample: settings.flow_log.map(|log| log.sample),
         proxy: ProxyOptions {
             header: None,
             tlvs: ProxyTlvs::NONE,

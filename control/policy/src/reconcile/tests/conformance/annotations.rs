@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 
+use tidegate_model::config::{self, FlowLogDefaults};
 use tidegate_spec::{FlowTracking, FormerWeight, HashInput, MssClamp, Scheduler, SourceRate, SynCookies};
 
 use super::*;
@@ -21,6 +22,8 @@ fn plain() -> Outcome {
 const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, dsr-dscp, nat, fullnat"),
     (key::FORWARDING, "", "dsr-l2, dsr-ipip, dsr-gue, dsr-gre, dsr-geneve, dsr-dscp, nat, fullnat"),
+    (key::FLOW_LOG, "yes", config::FLOW_LOG_ACCEPTED),
+    (key::FLOW_LOG, "1/0", config::FLOW_LOG_ACCEPTED),
     (key::GUE_VARIANT, "2", "0, 1"),
     (key::GUE_PORT, "0", "a port number, 1 to 65535"),
     (key::GUE_PORT, "65536", "a port number, 1 to 65535"),
@@ -494,6 +497,44 @@ fn former_weights_are_kept_for_the_drain_timeout() {
     assert_eq!(former(&outcome).last(), moved.last());
     both.both(|world| world.now = begun + Duration::from_secs(80));
     assert_eq!(former(&both.step()), ["always"], "one drain timeout after the change to always");
+}
+
+#[test]
+fn the_flow_log_is_chosen_by_the_annotation_or_by_the_gateway() {
+    let every = |n| std::num::NonZeroU16::new(n);
+    let logged = |annotation: Option<(&str, &str)>, gateway: Option<(bool, u16)>| {
+        let annotations: Vec<_> = annotation.into_iter().collect();
+        let mut both = Both::new(&annotated_web(&annotations));
+        both.both(|world| {
+            world.settings.services.compat = ["aws".to_owned()].into();
+            world.settings.flow_log = gateway.map(|(all_services, sample)| FlowLogDefaults {
+                all_services,
+                sample: every(sample).expect("not zero"),
+            });
+        });
+        let outcome = both.step();
+        (only(&outcome).flow_log, outcome.findings.len())
+    };
+    const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled";
+    for (annotation, gateway, expected) in [
+        (None, None, (None, 0)),
+        (None, Some((false, 10)), (None, 0)),
+        (None, Some((true, 10)), (every(10), 0)),
+        (Some((key::FLOW_LOG, "true")), Some((false, 10)), (every(10), 0)),
+        (Some((key::FLOW_LOG, "1/100")), Some((true, 10)), (every(100), 0)),
+        (Some((key::FLOW_LOG, "false")), Some((true, 10)), (None, 0)),
+        (Some((AWS, "true")), Some((false, 1)), (every(1), 0)),
+        (Some((AWS, "false")), Some((true, 1)), (None, 0)),
+        // Without an output there is a warning, unless the Service requests none.
+        (Some((key::FLOW_LOG, "1/100")), None, (None, 1)),
+        (Some((key::FLOW_LOG, "false")), None, (None, 0)),
+        (Some((AWS, "true")), None, (None, 1)),
+        // An invalid value keeps the default of the gateway.
+        (Some((key::FLOW_LOG, "1/0")), Some((true, 3)), (every(3), 1)),
+        (Some((key::FLOW_LOG, "2/3")), Some((false, 3)), (None, 1)),
+    ] {
+        assert_eq!(logged(annotation, gateway), expected, "{annotation:?} {gateway:?}");
+    }
 }
 
 #[test]
