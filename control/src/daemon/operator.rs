@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use tidegate_admin_api::explain::{Explanation, Packet};
 use tidegate_admin_api::{self as api, AdminError, FlowsQuery, WatchQuery};
 use tidegate_cluster::DRAIN_ANNOTATION;
-use tidegate_conntrack::{NotRestored, Phase};
+use tidegate_conntrack::NotRestored;
 use tidegate_dataplane::gateway::{
     BackendFlowStats, InterfaceState, LinkState, LinkStatus, NegotiatedPort, PortReport, Restored,
     WorkerState,
@@ -592,8 +592,7 @@ fn reason(reason: &str, count: u64) -> api::ReasonCount {
 fn active_flows(flows: &[BackendFlowStats]) -> BTreeMap<BackendId, u64> {
     let mut active = BTreeMap::new();
     for one in flows {
-        let established = one.flows.iter().find(|(phase, _)| *phase == Phase::Established);
-        *active.entry(one.backend).or_default() += established.map_or(0, |&(_, count)| count);
+        *active.entry(one.backend).or_default() += one.established();
     }
     active
 }

@@ -27,6 +27,14 @@ pub struct BackendFlowStats {
     pub flows: [(Phase, u64); 4],
 }
 
+impl BackendFlowStats {
+    /// The established flows.
+    #[must_use]
+    pub fn established(&self) -> u64 {
+        self.flows.iter().filter(|(phase, _)| *phase == Phase::Established).map(|(_, count)| count).sum()
+    }
+}
+
 /// The last finished count, and the current one.
 #[derive(Debug, Default)]
 pub(super) struct FlowCounts(Mutex<Counting>);

@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use tidegate_conntrack::Phase;
 use tidegate_dataplane::gateway::{BackendFlowStats, BackendStats, ServiceStats};
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 use tidegate_snapshot::counters::{Direction, Traffic};
@@ -235,14 +234,11 @@ pub(in crate::telemetry) fn flows(
     for one in flows {
         let Some((port, backend)) = backends.get(&one.backend) else { continue };
         let backend = address_of(backend);
+        *value_of(&mut active, port_key(port), backend, || 0) += one.established();
+        let Some(local) = one.local else { continue };
         for (phase, count) in one.flows {
-            if phase == Phase::Established {
-                *value_of(&mut active, port_key(port), backend, || 0) += count;
-            }
-            if let Some(local) = one.local {
-                let key = (local.ip().to_string(), port_key(port), backend.to_string(), phase.as_str());
-                *ports.entry(key).or_default() += count;
-            }
+            let key = (local.ip().to_string(), port_key(port), backend.to_string(), phase.as_str());
+            *ports.entry(key).or_default() += count;
         }
     }
     let help = "Established flows of the backend, over all workers.";
