@@ -115,6 +115,7 @@ pub fn service(n: usize) -> Service {
         port: Port::new(80).expect("not zero"),
         target_port: TargetPort::Number(Port::new(8080).expect("not zero")),
         node_port: None,
+        routed: None,
     }];
     service.allocate_node_ports = false;
     service.meta.labels.insert("app".into(), format!("app-{n}"));

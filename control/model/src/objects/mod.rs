@@ -10,6 +10,7 @@
 mod address_range;
 mod endpoint_choice;
 mod endpoints;
+pub mod gateway_api;
 mod namespace;
 mod origin;
 mod pod;
@@ -34,8 +35,8 @@ pub use origin::{Origin, PATH_START, path_hash};
 pub use pod::{ContainerPort, Pod};
 pub use pool::{AddressPool, AddressPoolStatus, AnnounceMethods, Pool};
 pub use resolve::{
-    ENDPOINTS_MAX, EndpointIndex, PodIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, SliceIndex,
-    endpoint_locations, refused_endpoint,
+    ENDPOINTS_MAX, EndpointIndex, EndpointShare, PodIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints,
+    SliceIndex, endpoint_locations, refused_endpoint,
 };
 pub use route::{
     COMMUNITIES_MAX, COMMUNITY_ACCEPTED, Community, LOCAL_PREF_ACCEPTED, MED_ACCEPTED, PREPENDS_ACCEPTED,
@@ -43,7 +44,8 @@ pub use route::{
 };
 pub use selector::{Expression, Operator, Selector};
 pub use service::{
-    IpFamily, IpFamilyPolicy, Protocol, Service, ServicePort, ServiceType, TargetPort, TrafficPolicy,
+    IpFamily, IpFamilyPolicy, Protocol, RoutedBackend, Service, ServicePort, ServiceType, TargetPort,
+    TrafficPolicy,
 };
 pub use stored::{Condition, FINALIZER, Ingress, IngressPort, ObjectVersion, Stored};
 
@@ -54,12 +56,15 @@ use std::sync::Arc;
 
 use crate::diagnostic::Diagnostic;
 use crate::shared_map::SharedMap;
+use gateway_api::{Gateway, GatewayClass, ListenerSet, ReferenceGrant, Route};
 
 /// Labels, annotations and `matchLabels`.
 pub type Labels = BTreeMap<String, String>;
 
 /// A port number that is never zero.
 pub type Port = std::num::NonZeroU16;
+
+const GATEWAY_PREFIX: &str = "gateway/";
 
 /// Namespace and name of an object; the namespace of cluster-wide kinds is empty. Prints `ns/name`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,6 +79,17 @@ impl ObjectKey {
     /// The key of `namespace/name`.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    /// The key under which a Gateway is served: `NAMESPACE/gateway/NAME`. No Service has it, because names contain no
+    /// slash.
+    pub fn of_gateway(namespace: &str, name: &str) -> Self {
+        Self::new(namespace, format!("{GATEWAY_PREFIX}{name}"))
+    }
+
+    /// The name of the Gateway that is served under this key; `None` if it is another object.
+    pub fn gateway_name(&self) -> Option<&str> {
+        self.name.strip_prefix(GATEWAY_PREFIX)
     }
 }
 
@@ -144,6 +160,18 @@ pub struct Objects {
     pub address_pools: SharedMap<String, Arc<AddressPool>>,
     /// ServiceCIDRs by name.
     pub service_cidrs: SharedMap<String, Arc<ServiceCidr>>,
+    /// GatewayClasses by name.
+    pub gateway_classes: SharedMap<String, Arc<GatewayClass>>,
+    /// Gateways.
+    pub gateways: SharedMap<ObjectKey, Arc<Gateway>>,
+    /// ListenerSets.
+    pub listener_sets: SharedMap<ObjectKey, Arc<ListenerSet>>,
+    /// TCPRoutes.
+    pub tcp_routes: SharedMap<ObjectKey, Arc<Route>>,
+    /// UDPRoutes.
+    pub udp_routes: SharedMap<ObjectKey, Arc<Route>>,
+    /// ReferenceGrants.
+    pub reference_grants: SharedMap<ObjectKey, Arc<ReferenceGrant>>,
     /// The addresses of the API server that the objects come from, without loopback addresses.
     pub api_servers: BTreeSet<IpAddr>,
 }

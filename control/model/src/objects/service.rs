@@ -5,12 +5,13 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
 pub use tidegate_spec::Protocol;
 
-use super::{Labels, Metadata, Port, Stored};
+use super::{Labels, Metadata, ObjectKey, Port, Stored};
 
 /// A Service of any type. Its fields are flat, like those of Kubernetes' `ServiceSpec`, so that readers find each field
 /// by its name in the API documentation.
@@ -114,6 +115,18 @@ pub struct ServicePort {
     pub target_port: TargetPort,
     /// The port on the nodes.
     pub node_port: Option<Port>,
+    /// For a listener of a Gateway: the backends of its route. `None` for a port of a Service, whose endpoints are its
+    /// own.
+    pub routed: Option<Arc<[RoutedBackend]>>,
+}
+
+/// One of the backends of a listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoutedBackend {
+    /// The Service and its port; `None` if the reference is invalid. Its share of new flows is rejected.
+    pub service: Option<(ObjectKey, Port)>,
+    /// The share of new flows relative to the other backends.
+    pub weight: u32,
 }
 
 impl ServicePort {

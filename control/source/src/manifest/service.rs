@@ -232,7 +232,8 @@ fn port<'a>(
         return None;
     }
     let target_port = target_port.unwrap_or(TargetPort::Number(port));
-    Some(ServicePort { name: name.to_owned(), protocol, app_protocol, port, target_port, node_port })
+    let (name, routed) = (name.to_owned(), None);
+    Some(ServicePort { name, protocol, app_protocol, port, target_port, node_port, routed })
 }
 
 /// The name of a port, which may be empty, and whether it differs from those of earlier ports.

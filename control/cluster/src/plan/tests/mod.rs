@@ -44,6 +44,7 @@ fn port(name: &str, number: u16, target: u16, protocol: Protocol) -> ServicePort
         port: Port::new(number).expect("not zero"),
         target_port: TargetPort::Number(Port::new(target).expect("not zero")),
         node_port: None,
+        routed: None,
     }
 }
 

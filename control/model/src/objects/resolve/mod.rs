@@ -4,10 +4,12 @@
 //! [`super::choose`] and health decide which of the endpoints take flows.
 //!
 //! It uses the first of these that exists: EndpointSlices labelled with the Service's name; legacy Endpoints of the
-//! same name; for a Service with a selector, the Pods that it selects.
+//! same name; for a Service with a selector, the Pods that it selects. The endpoints of a Gateway's listener are those
+//! of the Services that its route names.
 //!
 //! Invariant: the result does not depend on the order of slices, of endpoints in them, or of Pods.
 
+mod routed;
 mod unmatched;
 
 use std::borrow::Cow;
@@ -53,6 +55,18 @@ pub struct PortEndpoints {
     pub protocol: Protocol,
     /// Sorted by (address, port), without duplicates.
     pub endpoints: Vec<ResolvedEndpoint>,
+    /// For a listener of a Gateway: which endpoints belong to each backend of its route, in the order of the route.
+    /// `None` for a port of a Service.
+    pub shares: Option<Vec<EndpointShare>>,
+}
+
+/// The endpoints that share the flows of one backend of a listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointShare {
+    /// The share of new flows relative to the other backends of the listener.
+    pub weight: u32,
+    /// The endpoints; those of an invalid reference are empty.
+    pub endpoints: Vec<(IpAddr, Port)>,
 }
 
 impl PortEndpoints {
@@ -247,6 +261,9 @@ impl<'a> EndpointIndex<'a> {
 
     /// The endpoints of every port of `service`.
     pub fn resolve(&self, service: &Service) -> ServiceEndpoints {
+        if service.meta.key.gateway_name().is_some() {
+            return self.routed(service);
+        }
         let mut merge = Merge::new(self.objects, service);
         let demand = self.demand(service, &merge);
         if demand > ENDPOINTS_MAX {
@@ -505,6 +522,7 @@ impl<'a> Merge<'a> {
                     port: port.port,
                     protocol: port.protocol,
                     endpoints: endpoints.into_values().collect(),
+                    shares: None,
                 })
                 .collect(),
             findings: self.findings.into_iter().collect(),

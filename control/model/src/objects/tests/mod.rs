@@ -25,6 +25,7 @@ fn service_port(name: &str, protocol: Protocol, number: u16, target: TargetPort)
         port: port(number),
         target_port: target,
         node_port: None,
+        routed: None,
     }
 }
 

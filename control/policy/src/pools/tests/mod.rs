@@ -39,6 +39,7 @@ fn service_port(number: u16, protocol: Protocol) -> ServicePort {
         port,
         target_port: TargetPort::Number(port),
         node_port: None,
+        routed: None,
     }
 }
 

@@ -71,6 +71,7 @@ pub(super) fn service_port(name: &str, protocol: Protocol, number: u16, target: 
         port: port(number),
         target_port: TargetPort::Number(port(target)),
         node_port: None,
+        routed: None,
     }
 }
 
