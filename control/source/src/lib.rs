@@ -35,7 +35,7 @@ pub struct SourceUpdate {
     /// released at this version or earlier, except those of objects that it keeps. 0 for a directory, and until an API
     /// server has sent a version.
     pub version: u64,
-    /// Whether some of the Services are kept although the API server lost them or rolled them back.
+    /// Whether some of the Services or Gateways are kept although the API server lost them or rolled them back.
     pub keeps_services: bool,
     /// All faults.
     pub report: Arc<Report>,

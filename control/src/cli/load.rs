@@ -41,8 +41,11 @@ pub(super) fn offline(path: &Path) -> Offline {
     let mut report = loaded.report;
     let objects = match &loaded.source {
         Some(SourceConfig::Directory(directory)) => {
-            let (objects, faults) =
-                DirectorySource::load_within(&directory.path, directory.endpoint_slices_mib);
+            let (objects, faults) = DirectorySource::load_within(
+                &directory.path,
+                directory.endpoint_slices_mib,
+                directory.gateway_api,
+            );
             report.merge(&faults);
             objects
         }

@@ -88,9 +88,14 @@ impl Trial {
         settings.other_gateways = Arc::clone(&self.settings.other_gateways);
         // A reload also reads a directory that is not watched.
         let read = match &new.source {
-            SourceConfig::Directory(directory) if !directory.watch => {
-                Some(DirectorySource::load_within(&directory.path, directory.endpoint_slices_mib).0)
-            }
+            SourceConfig::Directory(directory) if !directory.watch => Some(
+                DirectorySource::load_within(
+                    &directory.path,
+                    directory.endpoint_slices_mib,
+                    directory.gateway_api,
+                )
+                .0,
+            ),
             _ => None,
         };
         let before = self.outcome(&self.settings, &self.objects);

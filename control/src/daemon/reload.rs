@@ -30,7 +30,8 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
             "services.healthCheckNodePortNetworks",
             now.services.health_check_node_port_networks != new.services.health_check_node_port_networks,
         ),
-        ("source", now.source != new.source),
+        ("source", now.source != new.source.with_gateway_api(now.source.gateway_api())),
+        ("gatewayApi", now.source.gateway_api() != new.source.gateway_api()),
         ("announce.l2", now.announce.l2 != new.announce.l2),
         ("flowSharing", sharing(now) != sharing(new)),
         ("flowLog", log_outputs(now) != log_outputs(new)),
@@ -149,7 +150,7 @@ mod tests {
         let full = include_str!("../../model/tests/fixtures/config/full.yaml");
         let full = tidegate_model::config::parse(full, "gateway.yaml", std::path::Path::new("."), 2).config;
         let parts = fixed_parts_that_differ(&config(""), &full.expect("the fixture is valid"));
-        assert_eq!(parts.len(), 13, "every part differs: {parts:?}");
+        assert_eq!(parts.len(), 14, "every part differs: {parts:?}");
         for key in KEYS.iter().filter(|key| !["apiVersion", "kind"].contains(&key.path)) {
             let is_below = |part: &&str| {
                 key.path.strip_prefix(*part).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))

@@ -113,7 +113,8 @@ impl Source {
             SourceConfig::Directory(directory) => {
                 let changes = if directory.watch { Changes::Followed } else { Changes::AtReload };
                 let (path, mib) = (&directory.path, directory.endpoint_slices_mib);
-                let source = DirectorySource::watch(path, changes, directory.loss_grace, mib)
+                let gateway_api = directory.gateway_api;
+                let source = DirectorySource::watch(path, changes, directory.loss_grace, mib, gateway_api)
                     .context("cannot start the thread that reads the directory of manifests")?;
                 let reading = source.reading();
                 let state = directory_state(move || reading.takes(), directory.path.display().to_string());

@@ -31,6 +31,7 @@ mod event;
 mod faults;
 mod fields;
 mod form;
+mod gateway_api;
 mod load;
 mod patch;
 mod request;

@@ -12,6 +12,7 @@ use kube::Client;
 use kube::api::{Api, PostParams};
 use kube::client::Body;
 use tidegate_model::config::{GatewayConfig, Layer2Mode, SourceConfig};
+use tidegate_model::objects::gateway_api::GROUP;
 use tidegate_source::kubernetes::{Connector, causes};
 
 use crate::finding::Finding;
@@ -29,6 +30,20 @@ const RIGHTS: [(&str, &str, &str, &[&str]); 11] = [
     ("tidegate.dev", "addresspools", "status", &["patch"]),
     ("tidegate.dev", "gatewaystatuses", "", &["list", "create", "patch", "delete"]),
     ("tidegate.dev", "gatewaystatuses", "status", &["patch"]),
+];
+/// The rights in the same file that only the Gateway API needs.
+const GATEWAY_API: [(&str, &str, &str, &[&str]); 11] = [
+    (GROUP, "gatewayclasses", "", &["list", "watch"]),
+    (GROUP, "gateways", "", &["list", "watch", "patch"]),
+    (GROUP, "listenersets", "", &["list", "watch"]),
+    (GROUP, "tcproutes", "", &["list", "watch"]),
+    (GROUP, "udproutes", "", &["list", "watch"]),
+    (GROUP, "referencegrants", "", &["list", "watch"]),
+    (GROUP, "gatewayclasses", "status", &["patch"]),
+    (GROUP, "gateways", "status", &["patch"]),
+    (GROUP, "listenersets", "status", &["patch"]),
+    (GROUP, "tcproutes", "status", &["patch"]),
+    (GROUP, "udproutes", "status", &["patch"]),
 ];
 /// The rights to Leases for electing the leader, and for the owners of VIPs.
 const LEADER: &[&str] = &["get", "create", "update"];
@@ -77,6 +92,9 @@ fn needed(config: &GatewayConfig) -> Vec<Right> {
     let SourceConfig::Kubernetes(server) = &config.source else { return Vec::new() };
     let lease = |verbs| ("coordination.k8s.io", "leases", "", verbs);
     let mut rights: Vec<Right> = RIGHTS.into_iter().flat_map(|right| Right::all(right, None)).collect();
+    if server.gateway_api.is_read() {
+        rights.extend(GATEWAY_API.into_iter().flat_map(|right| Right::all(right, None)));
+    }
     rights.extend(Right::all(lease(LEADER), Some(&server.lease_namespace)));
     if config.announce.l2.mode == Layer2Mode::Lease {
         rights.extend(Right::all(lease(LAYER2), Some(&config.announce.l2.lease.namespace)));
@@ -198,7 +216,7 @@ mod tests {
                 }
             }
         }
-        let all = RIGHTS.into_iter().flat_map(|right| Right::all(right, None));
+        let all = RIGHTS.into_iter().chain(GATEWAY_API).flat_map(|right| Right::all(right, None));
         let mut checked: Vec<_> =
             all.map(|one| (one.group, one.resource, one.subresource, one.verb)).collect();
         granted.sort();

@@ -178,6 +178,10 @@ pub const KEYS: &[Key] = &[
          texts. When the memory is full, namespaces have equal shares of it. In a namespace above its share, the gateway does not keep the \
          slices of the newest Services, and does not program these Services (`LimitExceeded`)."),
 
+    key("gatewayApi.enabled", "`auto`, `true`, `false`", Value("auto"), "true", Restart,
+        "Read the objects of the Gateway API: GatewayClass, Gateway, ListenerSet, TCPRoute, UDPRoute and ReferenceGrant. `auto`: those that the API server has a \
+         definition of, also if it gets one later. `true`: a missing definition is an error in `tidegate status`. `false`: none of them."),
+
     key("services.defaults.forwarding", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `dsr-dscp`, `nat`, `fullnat`", Value("fullnat"), "nat", Reload,
         "The forwarding mode of Services without an annotation for it."),
     key("services.defaults.forwardingLocal", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `dsr-dscp`, `nat`, `fullnat`", Words("none"), "nat", Reload,

@@ -55,7 +55,7 @@ pub use health::{
 pub use layer2::{Layer2Config, Layer2Mode, LeaseConfig, VrrpConfig};
 pub use page::{PageConfig, PageToken};
 pub use passive_health::{PASSIVE_HEALTH_ACCEPTED, passive_health};
-pub use pools::pool;
+pub use pools::{pool, selector};
 pub use protection::ProtectionConfig;
 pub use self_check::SelfCheckConfig;
 pub use services::{
@@ -63,7 +63,9 @@ pub use services::{
     PodRoutes, SCHEDULER_ACCEPTED, SLOW_START_ACCEPTED, Scheduler, ServiceDefaults, ServicesConfig, Target,
     VENDORS, mss_clamp, scheduler, slow_start, table_size,
 };
-pub use source::{DirectoryConfig, ENDPOINT_SLICES_MIB, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
+pub use source::{
+    DirectoryConfig, ENDPOINT_SLICES_MIB, GatewayApi, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig,
+};
 pub use tunnels::{
     DSCP_ACCEPTED, GENEVE_VNI_ACCEPTED, GRE_KEY_ACCEPTED, GUE_VARIANT_ACCEPTED, TUNNEL_PORT_ACCEPTED, dscp,
     geneve_vni, gre_key, gue_variant, tunnel_port,

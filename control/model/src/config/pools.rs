@@ -116,7 +116,7 @@ const LABEL_VALUE: &str = "up to 63 letters, digits, '-', '_' and '.', with a le
 
 /// `{matchLabels, matchExpressions}`. An absent selector selects everything, and a selector with a fault selects
 /// nothing.
-fn selector(field: Option<Field<'_>>) -> Selector {
+pub fn selector(field: Option<Field<'_>>) -> Selector {
     let Some(field) = field else { return Selector::default() };
     let before = field.sheet.errors();
     let selector = read_selector(&field);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::files::Files;
-use crate::yaml::{Field, Fields, Unknown, text};
+use crate::yaml::{Field, Fields, ScalarKind, Unknown, text};
 
 /// Default of `source.kubernetes.loadBalancerClass`, and the class in directory mode.
 pub const LOAD_BALANCER_CLASS: &str = "tidegate.dev/gateway";
@@ -25,6 +25,26 @@ pub const ENDPOINT_SLICES_MIB: u32 = 512;
 
 /// The namespace in `deploy/kubernetes/base`. Gateways may create Leases there, so a deleted Lease is created again.
 const LEASE_NAMESPACE: &str = "tidegate-system";
+
+/// `gatewayApi.enabled`: whether the objects of the Gateway API are read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GatewayApi {
+    /// `auto`: they are read if the API server has definitions of them.
+    #[default]
+    Auto,
+    /// `true`: they are read, and a missing definition is an error.
+    Required,
+    /// `false`: they are not read.
+    Disabled,
+}
+
+impl GatewayApi {
+    /// Whether the objects are read.
+    #[must_use]
+    pub fn is_read(self) -> bool {
+        self != Self::Disabled
+    }
+}
 
 /// The validated `source` section. Default: `directory` with its defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +68,8 @@ pub struct DirectoryConfig {
     pub state_directory: Option<PathBuf>,
     /// `endpointSlicesMiB`: memory for EndpointSlices.
     pub endpoint_slices_mib: u32,
+    /// `gatewayApi.enabled`: whether the objects of the Gateway API are read.
+    pub gateway_api: GatewayApi,
 }
 
 /// The validated `source.kubernetes` section.
@@ -69,6 +91,8 @@ pub struct KubernetesConfig {
     pub lease_namespace: String,
     /// `endpointSlicesMiB`: memory for EndpointSlices.
     pub endpoint_slices_mib: u32,
+    /// `gatewayApi.enabled`: whether the objects of the Gateway API are read.
+    pub gateway_api: GatewayApi,
 }
 
 impl Default for KubernetesConfig {
@@ -82,6 +106,7 @@ impl Default for KubernetesConfig {
             state_directory: Some(PathBuf::from(STATE_DIRECTORY)),
             lease_namespace: LEASE_NAMESPACE.to_owned(),
             endpoint_slices_mib: ENDPOINT_SLICES_MIB,
+            gateway_api: GatewayApi::default(),
         }
     }
 }
@@ -94,6 +119,7 @@ impl DirectoryConfig {
             loss_grace: LOSS_GRACE,
             state_directory: Some(PathBuf::from(STATE_DIRECTORY)),
             endpoint_slices_mib: ENDPOINT_SLICES_MIB,
+            gateway_api: GatewayApi::default(),
         }
     }
 }
@@ -101,6 +127,24 @@ impl DirectoryConfig {
 impl SourceConfig {
     pub(super) fn default_in(base: &Path) -> Self {
         Self::Directory(DirectoryConfig::default_in(base))
+    }
+
+    /// `gatewayApi.enabled`: whether the objects of the Gateway API are read.
+    #[must_use]
+    pub fn gateway_api(&self) -> GatewayApi {
+        match self {
+            Self::Directory(directory) => directory.gateway_api,
+            Self::Kubernetes(kubernetes) => kubernetes.gateway_api,
+        }
+    }
+
+    /// This source with another value of `gatewayApi.enabled`.
+    #[must_use]
+    pub fn with_gateway_api(&self, gateway_api: GatewayApi) -> Self {
+        match self.clone() {
+            Self::Directory(directory) => Self::Directory(DirectoryConfig { gateway_api, ..directory }),
+            Self::Kubernetes(kubernetes) => Self::Kubernetes(KubernetesConfig { gateway_api, ..kubernetes }),
+        }
     }
 
     /// `stateDirectory`: where the state for a restart is saved; `None` for nowhere.
@@ -132,7 +176,11 @@ impl SourceConfig {
 
 pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SourceConfig> {
     let base = files.base;
-    let Some(fields) = parent.get("source") else { return Some(SourceConfig::default_in(base)) };
+    let mut gateway_api = GatewayApi::default();
+    parent.section("gatewayApi", |fields| fields.set("enabled", &mut gateway_api, decode_gateway_api));
+    let mut directory = DirectoryConfig { gateway_api, ..DirectoryConfig::default_in(base) };
+    let mut kubernetes = KubernetesConfig { gateway_api, ..KubernetesConfig::default() };
+    let Some(fields) = parent.get("source") else { return Some(SourceConfig::Directory(directory)) };
     fields.fields()?.whole(Unknown::Refused, |fields| {
         // A key without a value selects the defaults, and counts as set.
         let written = |key| fields.itself().node.entry(key).is_some();
@@ -140,9 +188,7 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SourceCon
         if both {
             fields.itself().error("both directory and kubernetes are set", "either directory or kubernetes");
         }
-        let mut directory = DirectoryConfig::default_in(base);
         fields.section("directory", |fields| decode_directory(fields, base, &mut directory));
-        let mut kubernetes = KubernetesConfig::default();
         fields.section("kubernetes", |fields| decode_kubernetes(fields, files, &mut kubernetes));
         if fields.is_empty() {
             fields
@@ -156,6 +202,14 @@ pub(super) fn decode(parent: &Fields<'_>, files: &Files<'_>) -> Option<SourceCon
             false => SourceConfig::Directory(directory),
         })
     })
+}
+
+fn decode_gateway_api(field: &Field<'_>) -> Option<GatewayApi> {
+    match field.node.kind() {
+        Some(ScalarKind::Bool(true)) => Some(GatewayApi::Required),
+        Some(ScalarKind::Bool(false)) => Some(GatewayApi::Disabled),
+        _ => field.parsed(|text| (text == "auto").then_some(GatewayApi::Auto), "auto, true, false"),
+    }
 }
 
 fn decode_directory(fields: &Fields<'_>, base: &Path, config: &mut DirectoryConfig) {

@@ -33,6 +33,18 @@ pub(super) fn assemble<'a>(all: impl Iterator<Item = &'a Object>, report: &mut R
             Object::ServiceCIDR(o) => {
                 insert(&mut objects.service_cidrs, key.name, o, meta, |o| &o.meta, kind, report);
             }
+            Object::GatewayClass(o) => {
+                insert(&mut objects.gateway_classes, key.name, o, meta, |o| &o.meta, kind, report);
+            }
+            Object::Gateway(o) => insert(&mut objects.gateways, key, o, meta, |o| &o.meta, kind, report),
+            Object::ListenerSet(o) => {
+                insert(&mut objects.listener_sets, key, o, meta, |o| &o.meta, kind, report);
+            }
+            Object::TCPRoute(o) => insert(&mut objects.tcp_routes, key, o, meta, |o| &o.meta, kind, report),
+            Object::UDPRoute(o) => insert(&mut objects.udp_routes, key, o, meta, |o| &o.meta, kind, report),
+            Object::ReferenceGrant(o) => {
+                insert(&mut objects.reference_grants, key, o, meta, |o| &o.meta, kind, report);
+            }
         }
     }
     node_ports::allocate(&mut objects, report);

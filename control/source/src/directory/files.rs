@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use tidegate_model::bounded_file::{self, FILE_BYTES_MAX};
+use tidegate_model::config::GatewayApi;
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_model::yaml::{self, Sheet};
@@ -41,6 +42,8 @@ pub(super) struct Files {
     root: PathBuf,
     /// How long a lost file keeps its objects.
     loss_grace: Duration,
+    /// Whether objects of the Gateway API are read.
+    gateway_api: GatewayApi,
     files: BTreeMap<PathBuf, FileState>,
     /// Faults of directories at the last refresh.
     listing: Report,
@@ -78,8 +81,9 @@ struct Lost {
 }
 
 impl Files {
-    pub(super) fn new(root: &Path, loss_grace: Duration) -> Self {
-        Self { root: root.to_owned(), loss_grace, files: BTreeMap::new(), listing: Report::new() }
+    pub(super) fn new(root: &Path, loss_grace: Duration, gateway_api: GatewayApi) -> Self {
+        let (files, listing) = (BTreeMap::new(), Report::new());
+        Self { root: root.to_owned(), loss_grace, gateway_api, files, listing }
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -116,7 +120,7 @@ impl Files {
             if matches!(found, Found::File(_)) {
                 state.device = path.parent().and_then(|dir| listing.devices.get(dir)).copied();
             }
-            changed |= state.refresh(&path, &found);
+            changed |= state.refresh(&path, &found, self.gateway_api);
         }
         changed |= self.expire();
         changed |= listing.report != self.listing;
@@ -168,6 +172,12 @@ impl Files {
             "Namespace" => objects.namespaces.contains_key(&refused.key.name),
             "Node" => objects.nodes.contains_key(&refused.key.name),
             "ServiceCIDR" => objects.service_cidrs.contains_key(&refused.key.name),
+            "GatewayClass" => objects.gateway_classes.contains_key(&refused.key.name),
+            "Gateway" => objects.gateways.contains_key(&refused.key),
+            "ListenerSet" => objects.listener_sets.contains_key(&refused.key),
+            "TCPRoute" => objects.tcp_routes.contains_key(&refused.key),
+            "UDPRoute" => objects.udp_routes.contains_key(&refused.key),
+            "ReferenceGrant" => objects.reference_grants.contains_key(&refused.key),
             _ => objects.address_pools.contains_key(&refused.key.name),
         };
         let refused = self.files.values().flat_map(|file| &file.refused);
@@ -213,7 +223,7 @@ impl FileState {
     }
 
     /// Reads the file if it changed. Returns whether the result changed.
-    fn refresh(&mut self, path: &Path, found: &Found) -> bool {
+    fn refresh(&mut self, path: &Path, found: &Found, gateway_api: GatewayApi) -> bool {
         let (signature, read) = match found {
             Found::File(signature) if self.signature == Some(*signature) => return false,
             Found::File(signature) => (Some(*signature), read(path)),
@@ -249,7 +259,7 @@ impl FileState {
                     lost = Some("the file contains no object".to_owned());
                 }
                 for (document, flawed) in documents {
-                    let decoded = manifest::decode(&sheet, &document);
+                    let decoded = manifest::decode(&sheet, &document, gateway_api);
                     refused.extend(decoded.refused);
                     // With a duplicate key, the intended value is unknown.
                     if flawed {

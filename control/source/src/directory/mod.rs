@@ -21,7 +21,7 @@ mod tests;
 use std::path::Path;
 use std::time::Duration;
 
-use tidegate_model::config::ENDPOINT_SLICES_MIB;
+use tidegate_model::config::{ENDPOINT_SLICES_MIB, GatewayApi};
 use tidegate_model::diagnostic::Report;
 use tidegate_model::objects::Objects;
 
@@ -38,12 +38,13 @@ impl DirectorySource {
     ///
     /// An object with an error is left out. An unreadable directory is an error in the report.
     pub fn load(path: &Path) -> (Objects, Report) {
-        Self::load_within(path, ENDPOINT_SLICES_MIB)
+        Self::load_within(path, ENDPOINT_SLICES_MIB, GatewayApi::Auto)
     }
 
-    /// Like [`load`](Self::load), with a limit on the memory for EndpointSlices.
-    pub fn load_within(path: &Path, endpoint_slices_mib: u32) -> (Objects, Report) {
-        let mut files = files::Files::new(path, Duration::ZERO);
+    /// Like [`load`](Self::load), with a limit on the memory for EndpointSlices, and with or without the objects of the
+    /// Gateway API.
+    pub fn load_within(path: &Path, endpoint_slices_mib: u32, gateway_api: GatewayApi) -> (Objects, Report) {
+        let mut files = files::Files::new(path, Duration::ZERO, gateway_api);
         files.refresh();
         let (mut objects, _, mut report) = files.assemble();
         slices::leave_out(&mut objects, endpoint_slices_mib, &mut report);
@@ -55,7 +56,8 @@ impl DirectorySource {
     /// The first state is available on return. A change is published when no other change has followed for 10 ms, or
     /// after 1 s at the latest. With [`Changes::AtReload`], only [`Watch::reload`] reads the directory again. A file
     /// keeps its objects for `loss_grace` after it was emptied, became unreadable, was replaced by something else, or
-    /// was unmounted. `endpoint_slices_mib` limits the memory for EndpointSlices.
+    /// was unmounted. `endpoint_slices_mib` limits the memory for EndpointSlices. `gateway_api` says
+    /// whether objects of the Gateway API are read.
     ///
     /// # Errors
     /// The thread can't be started. If the directory can't be read or watched, the report shows that fault instead, and
@@ -65,7 +67,8 @@ impl DirectorySource {
         changes: Changes,
         loss_grace: Duration,
         endpoint_slices_mib: u32,
+        gateway_api: GatewayApi,
     ) -> std::io::Result<Watch> {
-        watch::start(path, changes, loss_grace, endpoint_slices_mib)
+        watch::start(path, changes, loss_grace, endpoint_slices_mib, gateway_api)
     }
 }

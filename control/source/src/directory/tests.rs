@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use tidegate_model::config::GatewayApi;
 use tidegate_model::objects::{ObjectKey, Objects};
 
 use super::*;
@@ -32,7 +33,7 @@ fn port_of(objects: &Objects, name: &str) -> Option<u16> {
 
 /// Follows a directory whose lost files keep their objects for an hour.
 fn follow(path: &Path) -> std::io::Result<Watch> {
-    DirectorySource::watch(path, Changes::Followed, Duration::from_secs(3600), 512)
+    DirectorySource::watch(path, Changes::Followed, Duration::from_secs(3600), 512, GatewayApi::Auto)
 }
 
 /// Waits for a state that `done` accepts, for at most 20 s.
@@ -325,7 +326,8 @@ fn a_lost_file_loses_its_objects_after_the_grace_time() {
             let dir = tempfile::tempdir().unwrap();
             let a = dir.path().join("a.yaml");
             write(&a, &service("a", 80));
-            let watch = DirectorySource::watch(dir.path(), changes, Duration::ZERO, 512).unwrap();
+            let watch =
+                DirectorySource::watch(dir.path(), changes, Duration::ZERO, 512, GatewayApi::Auto).unwrap();
             lose(&a);
             watch.reload();
             let gone = wait(&watch, how, |u| u.objects.services.is_empty());
@@ -339,7 +341,9 @@ fn a_reload_keeps_the_last_good_state_of_an_invalid_file() {
     let dir = tempfile::tempdir().unwrap();
     let a = dir.path().join("a.yaml");
     write(&a, &service("a", 80));
-    let watch = DirectorySource::watch(dir.path(), Changes::AtReload, Duration::from_secs(60), 512).unwrap();
+    let watch =
+        DirectorySource::watch(dir.path(), Changes::AtReload, Duration::from_secs(60), 512, GatewayApi::Auto)
+            .unwrap();
     write(&a, &service("a", 0));
     watch.reload();
     let bad = wait(&watch, "the fault", |u| u.report.has_errors());

@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use notify::{EventKind, RecursiveMode, Watcher};
+use tidegate_model::config::GatewayApi;
 use tokio::sync::watch;
 
 use super::files::Files;
@@ -116,9 +117,10 @@ pub(super) fn start(
     changes: Changes,
     loss_grace: Duration,
     endpoint_slices_mib: u32,
+    gateway_api: GatewayApi,
 ) -> io::Result<Watch> {
     let (wake, woken) = channel();
-    let mut files = Files::new(path, loss_grace);
+    let mut files = Files::new(path, loss_grace, gateway_api);
     let mut notifier = (changes == Changes::Followed).then(|| Notifier::new(wake.clone()));
     // Start the watch before the read, so that no change between the two is missed.
     if let Some(notifier) = &mut notifier {
@@ -245,7 +247,8 @@ mod tests {
     #[test]
     fn ending_a_watch_does_not_wait_for_a_hanging_directory() {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut watch = start(directory.path(), Changes::Followed, Duration::ZERO, 1).expect("a thread");
+        let mut watch = start(directory.path(), Changes::Followed, Duration::ZERO, 1, GatewayApi::Auto)
+            .expect("a thread");
         let (release, hangs) = channel::<()>();
         let thread = watch.thread.replace(std::thread::spawn(move || {
             let _ = hangs.recv();

@@ -23,6 +23,8 @@ pub(super) struct Kind {
     /// Whether the gateway continues if the API server doesn't have the kind (404: there are no objects, unless there
     /// were some before), or doesn't allow the gateway to read it (403: the known objects stay).
     pub(super) optional: bool,
+    /// Whether it is a kind of the Gateway API, whose definitions most clusters lack.
+    pub(super) is_gateway_api: bool,
     /// Selects the objects to keep, if labels can't express it. Only the metadata of such kinds is requested.
     pub(super) only: Option<fn(&Node) -> bool>,
     /// Stores the object in its map.
@@ -38,6 +40,7 @@ const KIND: Kind = Kind {
     labels: "",
     keep: &[],
     optional: false,
+    is_gateway_api: false,
     only: None,
     put: |_, _, _| {},
     remove: |_, _| {},
@@ -60,6 +63,21 @@ macro_rules! kind {
             $($rest: $value,)*
             ..KIND
         }
+    };
+}
+
+/// A kind of the Gateway API: `gateway_api!(NAME, field of Objects, key of ObjectKey, path, fields to keep)`
+macro_rules! gateway_api {
+    ($name:ident, $field:ident, $key:expr, $path:literal, $keep:expr) => {
+        kind!(
+            $name,
+            $field,
+            $key,
+            $path,
+            keep: $keep,
+            optional: true,
+            is_gateway_api: true
+        )
     };
 }
 
@@ -89,12 +107,22 @@ const METADATA: &[(&str, &[&str])] = &[("metadata", &[])];
 
 const SERVICE_CIDR: &[(&str, &[&str])] = &[("spec", &["cidrs"])];
 
+const GATEWAY_CLASS: &[(&str, &[&str])] = &[("spec", &["controllerName", "parametersRef"]), ("status", &[])];
+const GATEWAY_SPEC: &[(&str, &[&str])] = &[
+    ("spec", &["gatewayClassName", "listeners", "addresses", "infrastructure", "allowedListeners"]),
+    ("status", &[]),
+];
+const SPEC_AND_STATUS: &[(&str, &[&str])] = &[("spec", &[]), ("status", &[])];
+const SPEC: &[(&str, &[&str])] = &[("spec", &[])];
+
 /// The index of Services in [`KINDS`].
 pub(super) const SERVICE: KindIndex = 0;
 /// The index of EndpointSlices in [`KINDS`].
 pub(super) const SLICE: KindIndex = 1;
 /// The index of AddressPools in [`KINDS`].
 pub(super) const POOL: KindIndex = 4;
+/// The index of Gateways in [`KINDS`].
+pub(super) const GATEWAY: KindIndex = 8;
 
 /// Nothing is published before all of these were listed.
 pub(super) const KINDS: &[Kind] = &[
@@ -112,6 +140,42 @@ pub(super) const KINDS: &[Kind] = &[
         "/apis/networking.k8s.io/v1/servicecidrs",
         keep: SERVICE_CIDR,
         optional: true
+    ),
+    gateway_api!(
+        GatewayClass,
+        gateway_classes,
+        name,
+        "/apis/gateway.networking.k8s.io/v1/gatewayclasses",
+        GATEWAY_CLASS
+    ),
+    gateway_api!(Gateway, gateways, whole, "/apis/gateway.networking.k8s.io/v1/gateways", GATEWAY_SPEC),
+    gateway_api!(
+        ListenerSet,
+        listener_sets,
+        whole,
+        "/apis/gateway.networking.k8s.io/v1/listenersets",
+        SPEC_AND_STATUS
+    ),
+    gateway_api!(
+        TCPRoute,
+        tcp_routes,
+        whole,
+        "/apis/gateway.networking.k8s.io/v1/tcproutes",
+        SPEC_AND_STATUS
+    ),
+    gateway_api!(
+        UDPRoute,
+        udp_routes,
+        whole,
+        "/apis/gateway.networking.k8s.io/v1/udproutes",
+        SPEC_AND_STATUS
+    ),
+    gateway_api!(
+        ReferenceGrant,
+        reference_grants,
+        whole,
+        "/apis/gateway.networking.k8s.io/v1/referencegrants",
+        SPEC
     ),
 ];
 

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use tidegate_model::config::KubernetesConfig;
+use tidegate_model::config::{GatewayApi, KubernetesConfig};
 use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_model::objects::Objects;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -115,6 +115,7 @@ impl KubernetesSource {
         };
         let mut hub = Hub::new(
             config.api_loss_grace,
+            config.gateway_api,
             tuning,
             connector.clone(),
             disk.clone(),
@@ -188,7 +189,11 @@ impl Drop for KubernetesSource {
 
 /// Whether the configuration requires objects of the kind.
 fn is_watched(config: &KubernetesConfig, kind: &Kind) -> bool {
-    kind.name != "Pod" || config.pod_weights
+    match kind {
+        Kind { name: "Pod", .. } => config.pod_weights,
+        Kind { is_gateway_api: true, .. } => config.gateway_api.is_read(),
+        _ => true,
+    }
 }
 
 /// A task beside the hub.
@@ -300,7 +305,12 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
         let listed = reflect::list_all(requests, kind, budget);
         let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {
             Ok((received, _)) => received,
-            Err(wire::Fault::Refused { code: 404, .. }) if kind.optional => Vec::new(),
+            Err(wire::Fault::Refused { code: 404, .. }) if kind.optional => {
+                if kind.is_gateway_api && config.gateway_api == GatewayApi::Required {
+                    report.push(hub::missing_definition(kind.name));
+                }
+                Vec::new()
+            }
             Err(fault) if kind.optional && fault.is_forbidden() => {
                 let what = format!("source.kubernetes: {} objects are not read: {fault}", kind.name);
                 report.push(Diagnostic::warning(what).accepting("the RBAC rules in deploy/kubernetes"));

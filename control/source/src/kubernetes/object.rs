@@ -123,10 +123,18 @@ impl Received {
         let json = serde_json::to_vec(&node).map_err(|e| e.to_string())?;
         // If only the metadata of a kind is requested, the received objects have a different kind.
         let (mut object, report) = manifest::decode_stored(&node, kind.name, format!("{} {key}", kind.name));
-        if let Some(Object::Service(service)) = &mut object
-            && let Some(service) = Arc::get_mut(service)
-        {
-            service.stored.version = ObjectVersion(version);
+        match &mut object {
+            Some(Object::Service(service)) => {
+                if let Some(service) = Arc::get_mut(service) {
+                    service.stored.version = ObjectVersion(version);
+                }
+            }
+            Some(Object::Gateway(gateway)) => {
+                if let Some(gateway) = Arc::get_mut(gateway) {
+                    gateway.version = ObjectVersion(version);
+                }
+            }
+            _ => {}
         }
         let content = Content(Arc::new((json.into(), object)));
         let report = match content.slice() {

@@ -144,7 +144,7 @@ impl Reflector {
             }
             let mut pause = Duration::ZERO;
             match end {
-                End::Absent => pause = self.shared.tuning.absent,
+                End::Absent => pause = self.absent_interval(),
                 End::Refresh => version = None,
                 // A watch that lasted has ended in the usual way and resumes immediately.
                 End::Ended if started.elapsed() >= self.shared.tuning.watch_min => {}
@@ -172,12 +172,18 @@ impl Reflector {
         }
     }
 
+    /// The interval of requests while the API server doesn't provide the kind.
+    fn absent_interval(&self) -> Duration {
+        let Tuning { absent, absent_gateway_api, .. } = self.shared.tuning;
+        if self.kind.is_gateway_api { absent_gateway_api } else { absent }
+    }
+
     /// Prepares the next attempt after a fault, and reports the fault to the hub. Returns the pause until then.
     async fn after(&mut self, fault: &Fault, serial: Option<u64>) -> Duration {
         let requested = self.renew(fault, serial).await;
         let is_forbidden = self.kind.optional && fault.is_forbidden();
         // Permissions may be granted at any time, and are incomplete while an API server starts.
-        let pause = requested.max(if is_forbidden { self.shared.tuning.absent } else { self.backoff.next() });
+        let pause = requested.max(if is_forbidden { self.absent_interval() } else { self.backoff.next() });
         if is_forbidden {
             self.send(Event::Forbidden(fault.to_string())).await;
         } else if fault.is_other_history() {

@@ -28,6 +28,8 @@ pub(super) struct Tuning {
     /// The interval of requests for an optional kind that the API server doesn't have, doesn't allow the gateway to
     /// read, or is removing. Its definition or the permission may appear at any time.
     pub(super) absent: Duration,
+    /// The same for a kind of the Gateway API, which most clusters lack.
+    pub(super) absent_gateway_api: Duration,
     /// The objects on disk are used when the API server has not responded for this long, or fails.
     pub(super) boot_wait: Duration,
     pub(super) save: SaveTimes,
@@ -68,6 +70,7 @@ impl Default for Tuning {
             explanation: Duration::from_secs(5),
             refit: Duration::from_secs(60),
             absent: Duration::from_secs(5),
+            absent_gateway_api: Duration::from_secs(30),
             boot_wait: Duration::from_secs(5),
             save: SaveTimes {
                 delay: Duration::from_secs(2),

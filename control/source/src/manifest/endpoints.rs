@@ -16,6 +16,7 @@ use tidegate_model::objects::{
 };
 use tidegate_model::yaml::{Field, Fields, Sheet, Unknown, text};
 
+use super::limited;
 use super::object::{Object, first_faults};
 use super::service::protocol;
 
@@ -87,16 +88,6 @@ fn belongs_to_a_service(object: &Fields<'_>, meta: &Metadata) {
     let what = format!("{slice} belongs to no Service: the label {SERVICE_NAME_LABEL} {why}");
     let accepted = format!("the label {SERVICE_NAME_LABEL} with the name of a Service of the same namespace");
     document.sheet.warning(at, what, accepted);
-}
-
-/// The items of a list. Too many are an error, except in a stored object.
-fn limited<'a>(of: &Fields<'a>, key: &'static str, max: usize) -> Vec<Field<'a>> {
-    let Some(field) = of.get(key) else { return Vec::new() };
-    let items = field.list();
-    if items.len() > max && !field.sheet.is_stored() {
-        field.error(format_args!("{} items", items.len()), format!("at most {max}"));
-    }
-    items
 }
 
 fn endpoint(item: &Field<'_>, address_type: AddressType, namespace: &str) -> Option<Endpoint> {

@@ -105,7 +105,7 @@ fn annotations(field: &Field<'_>) -> Labels {
 }
 
 /// A map of texts whose keys pass a check.
-fn keyed(field: &Field<'_>, check: fn(&str) -> bool) -> Labels {
+pub(super) fn keyed(field: &Field<'_>, check: fn(&str) -> bool) -> Labels {
     let labels = field.labels();
     for key in labels.keys().filter(|key| !field.sheet.is_stored() && !check(key)) {
         let accepted = "a name of at most 63 letters, digits, -, _ and ., with an optional DNS prefix and /";
@@ -114,7 +114,8 @@ fn keyed(field: &Field<'_>, check: fn(&str) -> bool) -> Labels {
     labels
 }
 
-fn error_at(field: &Field<'_>, key: &str, what: &str, accepted: &str) {
+/// Reports an error of one key.
+pub(super) fn error_at(field: &Field<'_>, key: &str, what: &str, accepted: &str) {
     let at = field.node.entry(key).map_or(field.at(), |e| e.at);
     field.sheet.error(at, format!("{}[{key}]: {what}", field.path), accepted);
 }

@@ -9,6 +9,7 @@
 //! Invariant: [`decode_stored`] reads every object that [`decode`] reads without an error, with the same result.
 
 mod endpoints;
+mod gateway_api;
 mod meta;
 mod object;
 mod pod;
@@ -21,8 +22,10 @@ mod tests;
 
 use std::sync::Arc;
 
+use tidegate_model::config::GatewayApi;
 use tidegate_model::diagnostic::Report;
 use tidegate_model::objects::Metadata;
+use tidegate_model::objects::gateway_api::API_VERSION;
 use tidegate_model::yaml::{Field, Fields, Node, Position, Sheet, Unknown, Value, text};
 
 use crate::RefusedObject;
@@ -33,7 +36,7 @@ pub(crate) use object::Object;
 type Read = fn(&Fields<'_>, Metadata) -> Option<Object>;
 
 /// (kind, apiVersion, rule for its name, function that reads it)
-const KINDS: [(&str, &str, meta::Scope, Read); 8] = [
+const KINDS: [(&str, &str, meta::Scope, Read); 14] = [
     ("Service", "v1", meta::SERVICE, service::read),
     ("EndpointSlice", "discovery.k8s.io/v1", meta::NAMESPACED, endpoints::read_slice),
     ("Endpoints", "v1", meta::NAMESPACED, endpoints::read_legacy),
@@ -42,6 +45,12 @@ const KINDS: [(&str, &str, meta::Scope, Read); 8] = [
     ("Node", "v1", meta::CLUSTER, pod::read_node),
     ("AddressPool", tidegate_model::config::API_VERSION, meta::CLUSTER, pool::read),
     ("ServiceCIDR", "networking.k8s.io/v1", meta::CLUSTER, pod::read_service_cidr),
+    ("GatewayClass", API_VERSION, meta::CLUSTER, gateway_api::read_class),
+    ("Gateway", API_VERSION, meta::NAMESPACED, gateway_api::read_gateway),
+    ("ListenerSet", API_VERSION, meta::NAMESPACED, gateway_api::read_listener_set),
+    ("TCPRoute", API_VERSION, meta::NAMESPACED, gateway_api::read_tcp_route),
+    ("UDPRoute", API_VERSION, meta::NAMESPACED, gateway_api::read_udp_route),
+    ("ReferenceGrant", API_VERSION, meta::NAMESPACED, gateway_api::read_grant),
 ];
 
 /// The contents of a document.
@@ -53,10 +62,10 @@ pub(crate) struct Decoded {
     pub(crate) refused: Vec<RefusedObject>,
 }
 
-/// The objects of a document. Faults are added to the sheet.
-pub(crate) fn decode(sheet: &Sheet, document: &Node) -> Decoded {
+/// The objects of a document, those of the Gateway API only if they are read. Faults are added to the sheet.
+pub(crate) fn decode(sheet: &Sheet, document: &Node, gateway_api: GatewayApi) -> Decoded {
     let mut decoded = Decoded::default();
-    collect(&Field::document(sheet, document), None, &mut decoded);
+    collect(&Field::document(sheet, document), None, gateway_api, &mut decoded);
     decoded
 }
 
@@ -71,9 +80,8 @@ pub(crate) fn is_read(document: &Node, place: Position) -> bool {
         return item.is_none_or(|item| is_read(item, place));
     }
     let group = text("apiVersion").map(group_of);
-    let names = KINDS.map(|known| known.0);
     // A near miss of one of our names is reported as an error of its own.
-    let is_known = |kind: &str| names.contains(&kind) || !text::nearest(kind, &names).is_empty();
+    let is_known = |kind: &str| KINDS.iter().any(|known| known.0 == kind) || !near_misses(kind).is_empty();
     let is_known = is_known(kind) || kind.strip_suffix("List").is_some_and(is_known);
     is_known && group.is_none_or(|group| KINDS.iter().any(|known| group_of(known.1) == group))
 }
@@ -100,6 +108,14 @@ pub(crate) fn decode_stored(
     }
 }
 
+/// Kinds that exist and aren't read, although their names are similar to those of kinds that are.
+const OTHER_KINDS: [&str; 3] = ["HTTPRoute", "GRPCRoute", "TLSRoute"];
+
+/// The kinds that may be meant by an unknown kind.
+fn near_misses(kind: &str) -> Vec<&'static str> {
+    if OTHER_KINDS.contains(&kind) { Vec::new() } else { text::nearest(kind, &KINDS.map(|known| known.0)) }
+}
+
 /// The API group of an `apiVersion`; empty for the core group.
 fn group_of(api_version: &str) -> &str {
     api_version.rsplit_once('/').map_or("", |(group, _)| group)
@@ -109,7 +125,7 @@ fn group_of(api_version: &str) -> &str {
 /// group.
 fn not_read(document: &Field<'_>, kind: &str, group: Option<&str>) {
     let names = KINDS.map(|k| k.0);
-    let near = text::nearest(kind, &names).into_iter().find(|name| {
+    let near = near_misses(kind).into_iter().find(|name| {
         let own = KINDS.iter().find(|(n, ..)| n == name).map(|(_, version, ..)| group_of(version));
         group.is_none() || own == group
     });
@@ -125,7 +141,7 @@ fn not_read(document: &Field<'_>, kind: &str, group: Option<&str>) {
 }
 
 /// Reads an object, or the items of a list. `assumed` is the kind that a typed list gives to its items.
-fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
+fn collect(document: &Field<'_>, assumed: Option<&str>, gateway_api: GatewayApi, decoded: &mut Decoded) {
     let names = || KINDS.map(|k| k.0).join(", ");
     let Some(fields) = document.fields() else { return };
     let written = fields.get("kind").map(|f| f.string());
@@ -144,7 +160,7 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
         for item in fields.items("items") {
             // A path within an item of a list is relative to the item.
             let item = Field { path: String::new(), ..item };
-            collect(&item, (!of.is_empty()).then_some(of), decoded);
+            collect(&item, (!of.is_empty()).then_some(of), gateway_api, decoded);
         }
         fields.finish(Unknown::Warned);
         return;
@@ -159,6 +175,12 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
         && !KINDS.iter().any(|(_, version, ..)| group_of(version) == group)
     {
         document.warning(format_args!("the gateway does not read kind {kind} of {group}"), names());
+        fields.finish(Unknown::Ignored);
+        return;
+    }
+    if *api_version == API_VERSION && !gateway_api.is_read() {
+        let what = format_args!("the gateway does not read kind {kind}: gatewayApi.enabled is false");
+        document.warning(what, "gatewayApi.enabled: auto or true");
         fields.finish(Unknown::Ignored);
         return;
     }
@@ -186,4 +208,14 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
     } else if !refused.key.name.is_empty() {
         decoded.refused.push(RefusedObject { faults, ..refused });
     }
+}
+
+/// The items of a list. Too many are an error, except in a stored object.
+fn limited<'a>(of: &Fields<'a>, key: &'static str, max: usize) -> Vec<Field<'a>> {
+    let Some(field) = of.get(key) else { return Vec::new() };
+    let items = field.list();
+    if items.len() > max && !field.sheet.is_stored() {
+        field.error(format_args!("{} items", items.len()), format!("at most {max}"));
+    }
+    items
 }

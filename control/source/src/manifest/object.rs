@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_model::objects::gateway_api::{Gateway, GatewayClass, ListenerSet, ReferenceGrant, Route};
 use tidegate_model::objects::{
     AddressPool, EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, ObjectKey, Pod,
     SERVICE_NAME_LABEL, Service, ServiceCidr,
@@ -21,6 +22,12 @@ pub(crate) enum Object {
     Node(Arc<ClusterNode>),
     AddressPool(Arc<AddressPool>),
     ServiceCIDR(Arc<ServiceCidr>),
+    GatewayClass(Arc<GatewayClass>),
+    Gateway(Arc<Gateway>),
+    ListenerSet(Arc<ListenerSet>),
+    TCPRoute(Arc<Route>),
+    UDPRoute(Arc<Route>),
+    ReferenceGrant(Arc<ReferenceGrant>),
 }
 
 impl Object {
@@ -35,6 +42,12 @@ impl Object {
             Self::Node(_) => "Node",
             Self::AddressPool(_) => "AddressPool",
             Self::ServiceCIDR(_) => "ServiceCIDR",
+            Self::GatewayClass(_) => "GatewayClass",
+            Self::Gateway(_) => "Gateway",
+            Self::ListenerSet(_) => "ListenerSet",
+            Self::TCPRoute(_) => "TCPRoute",
+            Self::UDPRoute(_) => "UDPRoute",
+            Self::ReferenceGrant(_) => "ReferenceGrant",
         }
     }
 
@@ -48,6 +61,11 @@ impl Object {
             Self::Node(o) => &o.meta,
             Self::AddressPool(o) => &o.meta,
             Self::ServiceCIDR(o) => &o.meta,
+            Self::GatewayClass(o) => &o.meta,
+            Self::Gateway(o) => &o.meta,
+            Self::ListenerSet(o) => &o.meta,
+            Self::TCPRoute(o) | Self::UDPRoute(o) => &o.meta,
+            Self::ReferenceGrant(o) => &o.meta,
         }
     }
 }
@@ -84,33 +102,34 @@ impl Object {
             return (Some(self), report);
         }
         let all = first_faults(report.iter(), report.len(), self.kind());
-        const NEW: &str = "the object was just read and is not shared yet";
-        let separate = match &mut self {
-            Self::Service(service) => {
-                Arc::get_mut(service).expect(NEW).meta.faults = all;
-                Report::new()
-            }
-            Self::Node(node) => {
-                Arc::get_mut(node).expect(NEW).meta.faults = all;
-                Report::new()
-            }
+        let meta = match &mut self {
+            Self::Service(o) => &mut new(o).meta,
+            Self::Node(o) => &mut new(o).meta,
             // These faults are reported with its Service.
-            Self::EndpointSlice(slice) if slice.service().is_some() => {
-                Arc::get_mut(slice).expect(NEW).meta.faults = all;
-                Report::new()
-            }
-            Self::AddressPool(pool) => {
-                Arc::get_mut(pool).expect(NEW).faults = report.errors().cloned().collect();
-                report.warnings().cloned().collect()
+            Self::EndpointSlice(o) if o.service().is_some() => &mut new(o).meta,
+            Self::GatewayClass(o) => &mut new(o).meta,
+            Self::Gateway(o) => &mut new(o).meta,
+            Self::ListenerSet(o) => &mut new(o).meta,
+            Self::TCPRoute(o) | Self::UDPRoute(o) => &mut new(o).meta,
+            Self::ReferenceGrant(o) => &mut new(o).meta,
+            Self::AddressPool(o) => {
+                new(o).faults = report.errors().cloned().collect();
+                return (Some(self), report.warnings().cloned().collect());
             }
             Self::EndpointSlice(_)
             | Self::Endpoints(_)
             | Self::Pod(_)
             | Self::Namespace(_)
-            | Self::ServiceCIDR(_) => report,
+            | Self::ServiceCIDR(_) => return (Some(self), report),
         };
-        (Some(self), separate)
+        meta.faults = all;
+        (Some(self), Report::new())
     }
+}
+
+/// The object to change.
+fn new<T>(object: &mut Arc<T>) -> &mut T {
+    Arc::get_mut(object).expect("the object was just read and is not shared yet")
 }
 
 /// The Service itself, or the Service of the endpoints of an object of this kind.

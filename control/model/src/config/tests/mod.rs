@@ -70,6 +70,7 @@ fn kubernetes_source_keys_have_defaults_and_paths_relative_to_the_file() {
         state_directory: None,
         lease_namespace: "edge".to_owned(),
         endpoint_slices_mib: 64,
+        gateway_api: GatewayApi::Auto,
     };
     assert_eq!(written, SourceConfig::Kubernetes(expected));
     assert!(written.claims_classless());

@@ -91,6 +91,7 @@ fn every_key_of_source_and_services_arrives() {
             loss_grace: Duration::from_secs(60),
             state_directory: Some(PathBuf::from("/var/lib/tidegate")),
             endpoint_slices_mib: 512,
+            gateway_api: GatewayApi::Required,
         })
     );
     assert_eq!(

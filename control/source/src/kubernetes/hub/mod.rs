@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
+use tidegate_model::config::GatewayApi;
 use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_model::objects::{NotKept, ObjectKey, Objects};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -25,7 +26,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::connect::Connector;
 use super::disk::{Disk, Saved, SavedObject};
 use super::history::{LastPoint, OUTAGE_MAX, Point};
-use super::kinds::{KINDS, KindIndex, SERVICE, SLICE};
+use super::kinds::{GATEWAY, KINDS, KindIndex, SERVICE, SLICE};
 use super::object::{Content, Identity, Received};
 use super::reflect::{Event, Failure};
 use super::retain::{Continuity, Item, Retain};
@@ -38,6 +39,7 @@ use crate::{SourceState, SourceUpdate};
 use faults::Faults;
 use publication::Publication;
 use state::State;
+pub(super) use store::missing_definition;
 use store::{Definition, Store, contents, faults_of_kinds, kept_counts, kept_objects, log_returned};
 
 /// The maximum number of events in one update.
@@ -48,6 +50,7 @@ pub(super) struct Hub {
     objects: Objects,
     faults: Faults,
     grace: Duration,
+    gateway_api: GatewayApi,
     tuning: Tuning,
     connector: Arc<Connector>,
     saver: Saver,
@@ -66,6 +69,7 @@ impl Hub {
     #[allow(clippy::too_many_arguments, reason = "each is of its own type, and there is one caller")]
     pub(super) fn new(
         grace: Duration,
+        gateway_api: GatewayApi,
         tuning: Tuning,
         connector: Arc<Connector>,
         disk: Option<Disk>,
@@ -80,6 +84,7 @@ impl Hub {
             objects: Objects::default(),
             faults: Faults::default(),
             grace,
+            gateway_api,
             tuning,
             connector,
             saver: Saver::new(disk, tuning.save, now),
@@ -193,7 +198,7 @@ impl Hub {
         }
         match event {
             Event::Listed(received, point) => {
-                if self.stores[index].definition == Definition::Removed {
+                if matches!(self.stores[index].definition, Definition::Removed | Definition::Missing) {
                     self.set_definition(index, Definition::Present, now);
                 }
                 self.listed(index, received, point, now);
@@ -271,10 +276,13 @@ impl Hub {
         let kind = KINDS[index].name;
         match definition {
             Definition::Present => {
-                tracing::info!(kind, "the CustomResourceDefinition of this kind is no longer being deleted");
+                tracing::info!(kind, "the API server has a CustomResourceDefinition of this kind");
             }
             Definition::Terminating => {
                 tracing::warn!(kind, "the API server is deleting the CustomResourceDefinition of this kind");
+            }
+            Definition::Missing => {
+                tracing::warn!(kind, "the API server has no CustomResourceDefinition of this kind");
             }
             Definition::Removed => {
                 tracing::warn!(
@@ -296,8 +304,15 @@ impl Hub {
             let was_there = store.last_point.as_ref().is_some_and(|last_point| last_point.point.version != 0);
             self.listed(index, Vec::new(), point, now);
             self.handle(index, Event::Up(server), now);
-            if was_there {
-                self.set_definition(index, Definition::Removed, now);
+            let definition = match (KINDS[index].is_gateway_api, self.gateway_api) {
+                (true, GatewayApi::Required) => Definition::Missing,
+                // Unlike pools, the Gateway API may be removed on purpose.
+                (true, _) => return,
+                (false, _) if was_there => Definition::Removed,
+                (false, _) => return,
+            };
+            if self.stores[index].definition != definition {
+                self.set_definition(index, definition, now);
             }
             return;
         }
@@ -472,7 +487,7 @@ impl Hub {
             revision,
             objects: Arc::new(self.objects.clone()),
             version,
-            keeps_services: self.stores[SERVICE].retain.kept().len() > 0,
+            keeps_services: [SERVICE, GATEWAY].iter().any(|kind| self.stores[*kind].retain.kept().len() > 0),
             report: Arc::new(report),
             faults_of_namespaces: Arc::new(of_namespaces),
             stale: Arc::from([]),

@@ -34,6 +34,8 @@ pub(super) struct Store {
 pub(super) enum Definition {
     /// It is not known to be missing.
     Present,
+    /// The API server does not have it, although the configuration requires it.
+    Missing,
     /// The API server is deleting it.
     Terminating,
     /// The API server had it before, but no longer does.
@@ -84,6 +86,7 @@ pub(super) fn faults_of_kinds(stores: &[Store]) -> impl Iterator<Item = Diagnost
         }
         let what = match store.definition {
             Definition::Present => return None,
+            Definition::Missing => return Some(missing_definition(name)),
             Definition::Terminating => format!(
                 "the definition of {name} is being deleted: the API server creates no {name} objects, and removes the \
                  definition when the last of them is gone"
@@ -95,6 +98,14 @@ pub(super) fn faults_of_kinds(stores: &[Store]) -> impl Iterator<Item = Diagnost
         let accepted = "the definition in deploy/kubernetes/crds; docs/addresses.md says how to restore it";
         Some(Diagnostic::warning(what).accepting(accepted))
     })
+}
+
+/// The error that a definition of the Gateway API is missing although the configuration requires it.
+pub(in crate::kubernetes) fn missing_definition(kind: &str) -> Diagnostic {
+    let what = format!("the API server has no definition of {kind}, and gatewayApi.enabled is true");
+    let accepted =
+        "the definitions of the Gateway API (standard channel, 1.6 or newer), or gatewayApi.enabled: auto";
+    Diagnostic::error(what).accepting(accepted)
 }
 
 /// How many objects of each kind are kept although the API server lost them.

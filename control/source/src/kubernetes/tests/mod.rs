@@ -4,6 +4,7 @@ mod definitions;
 mod disk;
 mod equality;
 mod faults;
+mod gateway_api;
 mod slices;
 
 use std::sync::Arc;
@@ -33,6 +34,7 @@ pub(super) fn quick() -> Tuning {
             confirm_interval: Duration::from_millis(50),
         },
         refit: Duration::from_millis(50),
+        absent_gateway_api: Duration::from_millis(100),
         ..Tuning::default()
     }
 }

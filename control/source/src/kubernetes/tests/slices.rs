@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use allocation_counter::measure;
 use serde_json::json;
+use tidegate_model::config::GatewayApi;
 use tidegate_model::objects::{ENDPOINTS_MAX, EndpointSlice, NotKept};
 use tidegate_model::yaml::Node;
 
@@ -129,7 +130,7 @@ async fn a_directory_with_the_same_slices_leaves_out_the_same() {
     std::fs::write(files.path().join("all.yaml"), all.join("\n---\n")).expect("the file is writable");
     let source = world.start();
     let update = until(&source, "slices that are left out", |u| left_out(u).len() == 2).await;
-    let (objects, report) = DirectorySource::load_within(files.path(), 1);
+    let (objects, report) = DirectorySource::load_within(files.path(), 1, GatewayApi::Auto);
     assert_eq!(kept(&objects), kept(&update.objects));
     assert!(report.to_string().contains(": s3, s4;"), "{report}");
     let config = world.config.clone();

@@ -1,5 +1,6 @@
 //! Tests of manifests: the defaults and refusals of an API server, each fault with its location.
 
+mod gateway_api;
 mod stored;
 
 use std::time::Duration;
@@ -15,7 +16,7 @@ fn read(text: &str) -> (Vec<Object>, Report) {
     let sheet = Sheet::new("f.yaml");
     let mut objects = Vec::new();
     for document in sheet.documents(text) {
-        objects.extend(decode(&sheet, &document).objects);
+        objects.extend(decode(&sheet, &document, GatewayApi::Auto).objects);
     }
     (objects, sheet.into_report())
 }
@@ -415,7 +416,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
 const OTHER_FAULTS: &[(&str, &str)] = &[
     (
         "apiVersion: v1\nmetadata: {name: a}",
-        "1:1: error: kind is missing; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool, ServiceCIDR",
+        "1:1: error: kind is missing; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool, ServiceCIDR, GatewayClass, Gateway, ListenerSet, TCPRoute, UDPRoute, ReferenceGrant",
     ),
     (
         "kind: Service\nmetadata: {name: a}\nspec: {clusterIP: None}",
@@ -620,7 +621,7 @@ fn other_kinds_are_warned_about_by_name() {
     assert!(objects.is_empty() && !report.has_errors());
     assert_eq!(
         report.to_string(),
-        "f.yaml:1:1: warning: the gateway does not read kind Deployment; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool, ServiceCIDR\n"
+        "f.yaml:1:1: warning: the gateway does not read kind Deployment; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool, ServiceCIDR, GatewayClass, Gateway, ListenerSet, TCPRoute, UDPRoute, ReferenceGrant\n"
     );
 }
 

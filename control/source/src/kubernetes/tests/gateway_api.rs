@@ -1,0 +1,182 @@
+//! The kinds of the Gateway API: their definitions appear and disappear, and their objects outlive an outage.
+
+use tidegate_model::config::GatewayApi;
+
+use super::*;
+use crate::directory::DirectorySource;
+
+/// One object of each kind.
+const OBJECTS: &str = "\
+apiVersion: gateway.networking.k8s.io/v1
+kind: GatewayClass
+metadata: {name: t}
+spec: {controllerName: tidegate.dev/gateway}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: g, namespace: shop, uid: g, finalizers: [tidegate.dev/cleanup]}
+spec: {gatewayClassName: t, addresses: [{value: 203.0.113.5}], listeners: [{name: a, port: 53, protocol: UDP}]}
+status: {addresses: [{type: IPAddress, value: 203.0.113.5}], conditions: [{type: Accepted, status: 'True'}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: l, namespace: shop}
+spec: {parentRef: {name: g}, listeners: [{name: b, port: 80, protocol: TCP}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TCPRoute
+metadata: {name: r, namespace: shop}
+spec: {parentRefs: [{name: g}], rules: [{backendRefs: [{name: s, port: 80}]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: UDPRoute
+metadata: {name: r, namespace: shop}
+spec: {parentRefs: [{name: g, sectionName: a}], rules: [{backendRefs: [{name: s, port: 53, weight: 0}]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: ReferenceGrant
+metadata: {name: r, namespace: shop}
+spec: {from: [{group: gateway.networking.k8s.io, kind: TCPRoute, namespace: ns}], to: [{group: '', kind: Service}]}
+";
+
+const API_VERSION: &str = "gateway.networking.k8s.io/v1";
+
+fn apply(world: &World) {
+    world.server.define_gateway_api().expect("legal");
+    world.server.apply(OBJECTS).expect("legal");
+}
+
+/// How many of the six kinds have an object.
+fn count(objects: &Objects) -> usize {
+    [
+        objects.gateway_classes.len(),
+        objects.gateways.len(),
+        objects.listener_sets.len(),
+        objects.tcp_routes.len(),
+        objects.udp_routes.len(),
+        objects.reference_grants.len(),
+    ]
+    .into_iter()
+    .filter(|count| *count == 1)
+    .count()
+}
+
+fn has_all(update: &SourceUpdate) -> bool {
+    count(&update.objects) == 6
+}
+
+#[tokio::test]
+async fn definitions_may_be_installed_and_deleted_while_the_gateway_runs() {
+    let world = World::new();
+    let source = world.start();
+    let update = until(&source, "the first state", |_| true).await;
+    assert_eq!((count(&update.objects), update.report.len()), (0, 0));
+    until_state(&source, "a connection", |s| s.connected && s.last_error.is_none()).await;
+    apply(&world);
+    let update = until(&source, "all objects", has_all).await;
+    let gateway = &update.objects.gateways[&key("g")];
+    assert_eq!((gateway.status.addresses.len(), gateway.finalizers.len()), (1, 1));
+    assert!(gateway.version.0 > 0);
+    let release = |gateway: &mut serde_json::Value| gateway["metadata"]["finalizers"] = serde_json::json!([]);
+    world.server.edit(API_VERSION, "Gateway", "shop", "g", release).expect("legal");
+    world.server.remove_gateway_api();
+    until(&source, "no objects", |u| count(&u.objects) == 0).await;
+    world.server.faults().end_watches();
+    apply(&world);
+    until(&source, "all objects again", has_all).await;
+    until_state(&source, "nothing to report", |s| s.connected && s.last_error.is_none()).await;
+    assert!(source.updates().borrow().report.is_empty());
+}
+
+#[tokio::test]
+async fn a_required_definition_that_is_missing_is_an_error_until_it_is_installed() {
+    let mut world = World::new();
+    world.config.gateway_api = GatewayApi::Required;
+    let source = world.start();
+    let what = "the API server has no definition of TCPRoute, and gatewayApi.enabled is true";
+    let lacks = |report: &Report| report.errors().any(|error| error.what == what);
+    until(&source, "the error", |u| lacks(&u.report)).await;
+    until_state(&source, "the error", |s| s.connected && s.last_error.is_some()).await;
+    let config = world.config.clone();
+    let (_, report) = tokio::task::spawn_blocking(move || load(&config, "edge")).await.expect("it ends");
+    assert!(lacks(&report), "{report}");
+    apply(&world);
+    until(&source, "no error", |u| has_all(u) && u.report.is_empty()).await;
+    until_state(&source, "no error", |s| s.connected && s.last_error.is_none()).await;
+}
+
+#[tokio::test]
+async fn nothing_is_requested_or_read_if_the_gateway_api_is_disabled() {
+    let mut world = World::new();
+    apply(&world);
+    world.config.gateway_api = GatewayApi::Disabled;
+    world.server.forget_requests();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    let update = until(&source, "the first state", |_| true).await;
+    assert_eq!(count(&update.objects), 0);
+    let requests = world.server.requests();
+    assert!(
+        requests.iter().all(|request| !format!("{request:?}").contains("gateway.networking")),
+        "{requests:?}"
+    );
+
+    let files = tempfile::tempdir().expect("a directory");
+    std::fs::write(files.path().join("a.yaml"), OBJECTS).expect("ours");
+    let (objects, report) = DirectorySource::load_within(files.path(), 1, GatewayApi::Disabled);
+    assert_eq!((count(&objects), report.len(), report.has_errors()), (0, 6, false));
+    let hint = "kind UDPRoute: gatewayApi.enabled is false; accepted: gatewayApi.enabled: auto or true";
+    assert!(report.to_string().contains(hint), "{report}");
+}
+
+#[tokio::test]
+async fn objects_lost_in_an_outage_are_kept_and_survive_a_restart() {
+    let world = World::new();
+    world.server.define_gateway_api().expect("legal");
+    let backup = world.server.snapshot();
+    world.server.apply(OBJECTS).expect("legal");
+    let source = world.start();
+    let before = until(&source, "all objects", has_all).await;
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.restart_from(&backup).expect("the test server accepts it");
+    // The Namespace is kept, too.
+    let kept = |s: &SourceState| s.connected && s.kept.len() == 7;
+    until_state(&source, "kept objects", kept).await;
+    let update =
+        until(&source, "the report", |u| u.report.to_string().contains("Gateway objects that")).await;
+    assert!(update.keeps_services, "a kept Gateway may have addresses that were released");
+    assert_eq!(update.objects.gateways, before.objects.gateways);
+    assert_eq!(update.objects.udp_routes, before.objects.udp_routes);
+    source.save().await;
+    drop(source);
+    let source = world.start();
+    let update = until(&source, "the objects on disk", has_all).await;
+    assert_eq!(update.objects.gateways, before.objects.gateways);
+    until_state(&source, "kept objects", kept).await;
+}
+
+#[tokio::test]
+async fn both_sources_give_equal_objects() {
+    let world = World::new();
+    apply(&world);
+    let source = world.start();
+    let update = until(&source, "all objects", has_all).await;
+    // An API server adds uid, generation and the time of creation.
+    let mut text = String::new();
+    for kind in ["GatewayClass", "Gateway", "ListenerSet", "TCPRoute", "UDPRoute", "ReferenceGrant"] {
+        for object in world.server.list(API_VERSION, kind, "") {
+            text.push_str(&format!("---\n{object}\n"));
+        }
+    }
+    let files = tempfile::tempdir().expect("a directory");
+    std::fs::write(files.path().join("a.yaml"), text).expect("ours");
+    let (objects, report) = DirectorySource::load(files.path());
+    assert!(report.is_empty(), "{report}");
+    assert_eq!(count(&objects), 6);
+    assert_eq!(objects.gateway_classes, update.objects.gateway_classes);
+    assert_eq!(objects.gateways, update.objects.gateways);
+    assert_eq!(objects.listener_sets, update.objects.listener_sets);
+    assert_eq!(objects.tcp_routes, update.objects.tcp_routes);
+    assert_eq!(objects.udp_routes, update.objects.udp_routes);
+    assert_eq!(objects.reference_grants, update.objects.reference_grants);
+}
