@@ -208,6 +208,7 @@ fn config(directory: &Path) -> KubernetesConfig {
         state_directory: Some(directory.to_owned()),
         lease_namespace: "tidegate-system".to_owned(),
         endpoint_slices_mib: tidegate_model::config::ENDPOINT_SLICES_MIB,
+        gateway_api: tidegate_model::config::GatewayApi::Auto,
     }
 }
 

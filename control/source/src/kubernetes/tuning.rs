@@ -28,7 +28,7 @@ pub(super) struct Tuning {
     /// The interval of requests for an optional kind that the API server doesn't have, doesn't allow the gateway to
     /// read, or is removing. Its definition or the permission may appear at any time.
     pub(super) absent: Duration,
-    /// The same for a kind of the Gateway API, which most clusters lack.
+    /// The interval of these requests for a kind of the Gateway API, which most clusters lack.
     pub(super) absent_gateway_api: Duration,
     /// The objects on disk are used when the API server has not responded for this long, or fails.
     pub(super) boot_wait: Duration,

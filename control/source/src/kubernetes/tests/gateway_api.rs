@@ -88,8 +88,22 @@ async fn definitions_may_be_installed_and_deleted_while_the_gateway_runs() {
     assert!(source.updates().borrow().report.is_empty());
 }
 
+/// The requests for objects of the Gateway API.
+fn requests(world: &World) -> usize {
+    let is_of_gateway_api = |request: &String| request.contains("gateway.networking.k8s.io");
+    world.server.requests().iter().map(|request| format!("{request:?}")).filter(is_of_gateway_api).count()
+}
+
 #[tokio::test]
-async fn a_required_definition_that_is_missing_is_an_error_until_it_is_installed() {
+async fn absent_definitions_cost_one_request_for_each_kind() {
+    let world = World::new();
+    let source = world.start_tuned(Tuning { absent_gateway_api: Duration::from_secs(3600), ..quick() });
+    until_state(&source, "a connection", |s| s.connected).await;
+    assert_eq!(requests(&world), 6);
+}
+
+#[tokio::test]
+async fn a_missing_definition_is_an_error_if_the_gateway_api_is_required() {
     let mut world = World::new();
     world.config.gateway_api = GatewayApi::Required;
     let source = world.start();
@@ -115,11 +129,7 @@ async fn nothing_is_requested_or_read_if_the_gateway_api_is_disabled() {
     until_state(&source, "a connection", |s| s.connected).await;
     let update = until(&source, "the first state", |_| true).await;
     assert_eq!(count(&update.objects), 0);
-    let requests = world.server.requests();
-    assert!(
-        requests.iter().all(|request| !format!("{request:?}").contains("gateway.networking")),
-        "{requests:?}"
-    );
+    assert_eq!(requests(&world), 0);
 
     let files = tempfile::tempdir().expect("a directory");
     std::fs::write(files.path().join("a.yaml"), OBJECTS).expect("ours");
