@@ -34,7 +34,6 @@ pub(super) fn quick() -> Tuning {
             confirm_interval: Duration::from_millis(50),
         },
         refit: Duration::from_millis(50),
-        absent_gateway_api: Duration::from_millis(100),
         ..Tuning::default()
     }
 }
