@@ -197,6 +197,7 @@ fn compile_error(
         | CompileError::DuplicateService { service }
         | CompileError::DuplicateBackend { service, .. }
         | CompileError::ServicePortZero { service }
+        | CompileError::RejectedShare { service, .. }
         | CompileError::TableSize { service, .. } => service_place(objects, spec, *service),
         CompileError::TooMany { .. }
         | CompileError::Vlan { .. }

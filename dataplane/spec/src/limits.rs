@@ -51,6 +51,9 @@ pub const SERVICES_MAX: usize = 1 << 20;
 /// Backends of all service ports together.
 pub const BACKENDS_MAX: usize = 1 << 22;
 
+/// Largest share of new flows that a service port rejects, in parts per million: all of them.
+pub const REJECTED_PPM_MAX: u32 = 1_000_000;
+
 /// Prefixes of the source ranges of one service: more than an object of the Kubernetes API can contain.
 pub const SOURCE_RANGES_MAX: usize = 1 << 17;
 

@@ -211,6 +211,14 @@ pub enum CompileError {
         /// The size.
         size: u32,
     },
+    /// A service rejects more than all new flows.
+    #[error("{service}: {ppm} rejected flows per million; accepted: at most {}", limits::REJECTED_PPM_MAX)]
+    RejectedShare {
+        /// The service port.
+        service: ServiceKey,
+        /// The share.
+        ppm: u32,
+    },
     /// An 802.1Q tag is invalid.
     #[error("interface {interface}: vlan {vlan}; accepted: 1 to 4094")]
     Vlan {

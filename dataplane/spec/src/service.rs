@@ -371,6 +371,10 @@ pub struct ServiceSpec {
     pub affinity: Option<Duration>,
     /// The answer to a client when no backend takes new flows.
     pub no_endpoints: NoEndpoints,
+    /// The share of new flows that are answered like those of a service without backends, in parts per million, at most
+    /// [`REJECTED_PPM_MAX`](super::limits::REJECTED_PPM_MAX). The 5-tuple decides, before affinity and the scheduler. Known flows are served. Each
+    /// flow then has an entry, whatever `flow_tracking` says.
+    pub rejected_ppm: u32,
     /// How the segment size in SYNs is limited. It has no effect on other protocols or with `dsr-l2`.
     pub mss_clamp: MssClamp,
     /// Idle time after which an established TCP flow is removed.

@@ -102,6 +102,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
+        rejected_ppm: 0,
         mss_clamp: MssClamp::Off,
         choice: ChoiceOptions::default(),
         flow_tracking: FlowTracking::Always,

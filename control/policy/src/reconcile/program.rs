@@ -322,6 +322,7 @@ fn service_spec(
         } else {
             context.settings().services.defaults.no_endpoints
         },
+        rejected_ppm: 0,
         mss_clamp: options.handshake.mss_clamp,
         idle_timeout_tcp: options
             .idle

@@ -388,6 +388,7 @@ fn fast_path(spec: &ServiceSpec, network: &NetworkSpec) -> FastPath {
         backends: _,
         // It has an effect only if no backend takes new flows. Then the fast path creates none.
         no_endpoints: _,
+        rejected_ppm: _,
         // They have an effect only with the PROXY protocol.
         proxy_tlvs: _,
         vpce_id: _,

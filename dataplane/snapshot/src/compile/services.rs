@@ -62,6 +62,9 @@ pub(super) fn sorted_service(spec: &ServiceSpec) -> Result<Sorted<'_>, CompileEr
     {
         return Err(CompileError::TableSize { service, size });
     }
+    if spec.rejected_ppm > limits::REJECTED_PPM_MAX {
+        return Err(CompileError::RejectedShare { service, ppm: spec.rejected_ppm });
+    }
     if spec.backends.len() > limits::BACKENDS_PER_SERVICE_MAX {
         return Err(CompileError::TooManyBackends { service, count: spec.backends.len() });
     }

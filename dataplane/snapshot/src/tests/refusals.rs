@@ -103,6 +103,11 @@ fn values_out_of_range_refuse_the_spec() {
             CompileError::TableSize { service, size }
         );
     }
+    let ppm = limits::REJECTED_PPM_MAX + 1;
+    assert_eq!(
+        error(&|spec| spec.services[0].rejected_ppm = ppm),
+        CompileError::RejectedShare { service, ppm }
+    );
     for vlan in [0, 4_095, u16::MAX] {
         assert_eq!(
             error(&|spec| spec.network.interfaces[0].vlan = Some(vlan)),

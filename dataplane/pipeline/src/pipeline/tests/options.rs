@@ -127,6 +127,7 @@ impl Change {
             flow_tracking,
             affinity,
             no_endpoints,
+            rejected_ppm: _,
             mss_clamp,
             idle_timeout_tcp,
             idle_timeout_udp,

@@ -443,6 +443,7 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
             NoEndpoints::Drop,
             NoEndpoints::Unserved,
         ]),
+        rejected_ppm: 0,
         mss_clamp: choices.pick(&[
             MssClamp::Off,
             MssClamp::Path,
