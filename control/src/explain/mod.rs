@@ -158,6 +158,15 @@ fn decide(
         return Err((PacketVerdict::Drop, Refusal::SourceRange.as_str()));
     }
 
+    if service.limited.rejects_new_flows() {
+        let (from, to) = ((&src, packet.source.port()), (&dst, port));
+        let is_rejected = about.known_flow.is_none() && snapshot.rejects(service, from, to, proto);
+        draft.step("rejected share", text::rejected_share(info, about.known_flow.is_some(), is_rejected));
+        if is_rejected {
+            return Err(no_endpoints(service));
+        }
+    }
+
     if let Some(rate) = snapshot.source_rate() {
         let list = snapshot.source_lists().and_then(|lists| lists.list_of(&src));
         draft.step("source rate", text::source_rate(&rate, &src, list));
@@ -185,6 +194,15 @@ fn decide(
         }
     }
     deliver(snapshot, about, packet, (service, backend), draft)
+}
+
+/// The verdict on a packet of a flow that gets no backend.
+fn no_endpoints(service: &Service) -> (PacketVerdict, &'static str) {
+    match service.no_endpoints {
+        NoEndpoints::Reject => (PacketVerdict::Transmit, TransmitReason::NoEndpoints.as_str()),
+        // Offline, no Service has been removed.
+        NoEndpoints::Drop | NoEndpoints::Unserved => (PacketVerdict::Drop, Refusal::NoEndpoints.as_str()),
+    }
 }
 
 /// The verdict on a packet that is not for a service port.
@@ -295,11 +313,7 @@ fn choose<'s>(
     }
     if service.selector().is_empty() && pinned.is_none() {
         draft.step("backend", text::no_backend(info, about.refused));
-        return Err(match service.no_endpoints {
-            NoEndpoints::Reject => (PacketVerdict::Transmit, TransmitReason::NoEndpoints.as_str()),
-            // Offline, no Service has been removed.
-            NoEndpoints::Drop | NoEndpoints::Unserved => (PacketVerdict::Drop, Refusal::NoEndpoints.as_str()),
-        });
+        return Err(no_endpoints(service));
     }
     if let Some(backend) = pinned {
         draft.step("backend", text::pinned(backend));

@@ -489,6 +489,43 @@ fn a_known_path_mtu_and_the_outer_source_of_the_flow_are_shown() {
 }
 
 #[test]
+fn the_share_of_rejected_flows_is_shown_and_whether_this_one_is_rejected() {
+    let web = service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)]);
+    let of = |rejected_ppm, source: &str| {
+        let spec = spec(vec![ServiceSpec { rejected_ppm, ..web.clone() }]);
+        explained_from(&spec, source, "203.0.113.1:80", None)
+    };
+    let answers: Vec<_> = (40_000..40_100).map(|port| of(125_000, &format!("198.51.100.7:{port}"))).collect();
+    let rejected = answers.iter().filter(|answer| answer.reason == "no_endpoints");
+    assert!((5..=20).contains(&rejected.count()), "one eighth of 100");
+    for answer in &answers {
+        let found = found(answer, "rejected share");
+        assert!(found.starts_with("12.5 % of new flows are rejected"), "{answer}");
+        let (end, is_served) = match answer.reason == "no_endpoints" {
+            true => ("this flow is one of them", false),
+            false => ("this flow is not one of them", true),
+        };
+        assert!(found.ends_with(end), "{answer}");
+        assert_eq!(answer.backend.is_some(), is_served, "{answer}");
+    }
+    let none = of(0, "198.51.100.7:40000");
+    assert!(none.steps.iter().all(|step| step.step != "rejected share"), "{none}");
+
+    let spec = spec(vec![ServiceSpec { rejected_ppm: 1_000_000, ..web }]);
+    let neighbors = NeighborTable::new();
+    let (snapshot, _) = Snapshot::compile(&spec, None, &neighbors).expect("a spec that compiles");
+    let flow = KnownFlow { backend: "10.0.0.1:80".parse().expect("an address") };
+    let about =
+        Circumstances { known_flow: Some(flow), ..Circumstances::of_files(&neighbors, Now::default(), None) };
+    let [source, destination] =
+        ["198.51.100.7:40000", "203.0.113.1:80"].map(|text| text.parse().expect("an address with a port"));
+    let answer =
+        explain(&snapshot, about, &Packet { protocol: Transport(Protocol::Tcp), source, destination });
+    assert!(found(&answer, "rejected share").ends_with("this flow is known and is served"), "{answer}");
+    assert_eq!(answer.backend, Some(flow.backend));
+}
+
+#[test]
 fn each_refusal_shows_its_reason() {
     let none = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[])]);
     let end = |answer: &Explanation| format!("{} {}", answer.verdict, answer.reason);

@@ -4,8 +4,9 @@
 //!
 //! The model stores flows and affinity in maps. For each packet it predicts the backend and whether the flow is known,
 //! or the refusal. It processes the packets of a burst one by one. The test compares the verdict, the note, and the
-//! addresses and ports of sent packets. The model takes only two values from the gateway: the backend that owns a hash
-//! (the choice has its own tests), and the free local port that `fullnat` chose, which the model checks to be unused.
+//! addresses and ports of sent packets. The model takes only three values from the gateway: the backend that owns a
+//! hash, whether a 5-tuple is in the share of rejected flows (both have their own tests), and the free local port that
+//! `fullnat` chose, which the model checks to be unused.
 //! The rules are those of `BackendState`, `flow_state` and `docs/kubernetes.md`, section 2.
 
 use std::collections::{BTreeMap, HashMap};
@@ -69,6 +70,10 @@ enum Step {
     },
     Remove {
         n: u8,
+    },
+    /// Sets the share of rejected flows, in parts per million.
+    Reject {
+        ppm: u32,
     },
     Wait {
         seconds: u64,
@@ -219,13 +224,16 @@ impl Model {
         self.affinity.retain(|_, (_, seen)| now - *seen < AFFINITY_S);
     }
 
-    /// `owner` is the owner of the packet's hash, or of its client's hash with affinity.
-    fn request(&mut self, from: Client, segment: Segment, owner: Option<u8>) -> Expected {
+    /// `owner` is the owner of the packet's hash, or of its client's hash with affinity. `rejects` is whether the service
+    /// rejects a new flow with these addresses and ports.
+    fn request(&mut self, from: Client, segment: Segment, (owner, rejects): (Option<u8>, bool)) -> Expected {
         self.remove_ended();
         let opening = self.connects() && segment == Segment::Syn;
         let (tcp, connects, protocol, now) = (self.tcp(), self.connects(), self.protocol, self.now);
+        let mut is_new = true;
         if let Some(known) = self.flows.get(&from).copied() {
             let again = opening && self.reopens(&known);
+            is_new = false;
             let client = if again { Side::Opening } else { self.next(known.client, segment, false) };
             let flow = self.flows.get_mut(&from).expect("just found");
             flow.seen = now;
@@ -243,6 +251,9 @@ impl Model {
                     local: known.local,
                 };
             }
+        }
+        if rejects && is_new && (opening || !connects) {
+            return Expected::Answer;
         }
         if connects && !opening && !self.mode.is_dsr() {
             return match owner {
@@ -363,7 +374,16 @@ impl Run {
         self.lab.change(|spec| spec.services[0].backends = backends);
     }
 
-    /// The backend that the packet's hash selects.
+    /// The backend that the packet's hash selects, and whether a new flow is rejected.
+    fn choice(&self, from: Client) -> (Option<u8>, bool) {
+        let (client, vip) = (self.client(from), self.vip());
+        let (src, dst) = (client.ip().into(), vip.ip().into());
+        let (service, _) = self.lab.snapshot.services().next().expect("there is one service");
+        let protocol = self.model.protocol.number();
+        let rejects = self.lab.snapshot.rejects(service, (&src, client.port()), (&dst, vip.port()), protocol);
+        (self.owner(from), rejects)
+    }
+
     fn owner(&self, from: Client) -> Option<u8> {
         let (client, vip) = (self.client(from), self.vip());
         let src = client.ip().into();
@@ -424,14 +444,15 @@ impl Run {
                 self.model.backends.insert(n, (life, state));
                 self.publish();
             }
+            Step::Reject { ppm } => self.lab.change(|spec| spec.services[0].rejected_ppm = ppm),
             Step::Remove { n } => {
                 self.model.backends.remove(&n);
                 self.publish();
             }
             Step::Request { client, port, segment } => {
                 let from = (client, port);
-                let owner = self.owner(from);
-                let expected = self.model.request(from, segment, owner);
+                let choice = self.choice(from);
+                let expected = self.model.request(from, segment, choice);
                 let frame = self.packet(self.client(from), self.vip(), segment, false);
                 let result = self.lab.receive(&frame.mac(ROUTER_MAC, GATEWAY_MAC).build());
                 self.compare(from, expected, &result);
@@ -444,8 +465,8 @@ impl Run {
                 let frames: Vec<Vec<u8>> = requests.iter().map(make).collect();
                 let results = self.lab.receive_burst(&frames);
                 for (&(client, port, segment), result) in requests.iter().zip(&results) {
-                    let owner = self.owner((client, port));
-                    let expected = self.model.request((client, port), segment, owner);
+                    let choice = self.choice((client, port));
+                    let expected = self.model.request((client, port), segment, choice);
                     self.compare((client, port), expected, result);
                 }
             }
@@ -559,6 +580,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(client, port, segment)| Step::Reply { client, port, segment }),
         2 => (1u8..5, state()).prop_map(|(n, state)| Step::Set { n, state }),
         1 => (1u8..5).prop_map(|n| Step::Remove { n }),
+        1 => prop::sample::select(vec![0, 0, 500_000, 1_000_000]).prop_map(|ppm| Step::Reject { ppm }),
         3 => prop_oneof![0u64..12, 9u64..11, 29u64..31, 59u64..61, 89u64..91, 99u64..101, 119u64..121, 149u64..151, 199u64..201]
             .prop_map(|seconds| Step::Wait { seconds }),
     ]

@@ -41,7 +41,7 @@ pub struct Service {
     pub idle: IdleTimeout,
     /// The position of its source ranges among the snapshot's, plus one; 0 if all clients are admitted.
     pub(crate) source_ranges: u32,
-    /// The limits of its Service that packets must check.
+    /// The limits of its Service, and whether it rejects new flows, which packets must check.
     pub limited: LimitFlags,
     /// The port, in host order.
     pub port: u16,
@@ -186,6 +186,8 @@ pub struct ServiceInfo {
     pub passive_health: Option<PassiveHealth>,
     /// The admitted clients; `None` admits all.
     pub source_ranges: Option<Arc<SourceRanges>>,
+    /// The share of new flows that are rejected, in parts per million ([`Snapshot::rejects`](crate::Snapshot::rejects)).
+    pub rejected_ppm: u32,
     /// The programmed backends in the order of (address, port). The index is the backend's position.
     pub backends: Box<[BackendInfo]>,
 }

@@ -7,8 +7,8 @@ use tidegate_select::selector::Selector;
 use tidegate_spec::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use tidegate_spec::ownership::Layer2;
 use tidegate_spec::source_lists::{SourceList, SourceLists};
-use tidegate_spec::{ForwardingMode, Policy, Protocol, SharedService, SourceRate, TunnelPrefix};
-use tidegate_structures::hash::key_hash;
+use tidegate_spec::{ForwardingMode, Policy, Protocol, SharedService, SourceRate, TunnelPrefix, limits};
+use tidegate_structures::hash::{key_hash, rejection_hash, scale};
 use tidegate_structures::prefetch;
 use tidegate_structures::selection_key::{client_selection_hash, flow_selection_hash};
 use tidegate_wire::{Addr, Family};
@@ -192,6 +192,17 @@ impl Snapshot {
             ChoiceBasis::Client => client_selection_hash(key, src.0),
             ChoiceBasis::Vip => client_selection_hash(key, dst.0),
         }
+    }
+
+    /// Whether a service rejects a new flow. The 5-tuple decides, alike on every gateway, and independently of the
+    /// choice of a backend. A larger share also rejects every flow that a smaller one rejects.
+    #[cold]
+    #[must_use]
+    pub fn rejects(&self, service: &Service, src: (&Addr, u16), dst: (&Addr, u16), proto: u8) -> bool {
+        let ppm = self.service_info(service.id).map_or(0, |info| info.rejected_ppm);
+        let key = self.policy.selection_key.as_ref();
+        let hash = rejection_hash(flow_selection_hash(key, src.0, src.1, dst.0, dst.1, proto));
+        scale(hash, limits::REJECTED_PPM_MAX) < ppm
     }
 
     /// Prefetches a backend.

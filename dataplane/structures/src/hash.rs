@@ -48,6 +48,14 @@ pub fn outer_hash(selection: u64) -> u64 {
     fold(selection ^ K[6], K[8])
 }
 
+/// A third hash of a flow, derived from its [`selection_hash`], for the share of flows that a service rejects. It must
+/// not depend on the backend that the selection hash chooses.
+#[inline]
+#[must_use]
+pub fn rejection_hash(selection: u64) -> u64 {
+    fold(selection ^ K[9], K[7])
+}
+
 /// Hash of the client's address alone, for `sessionAffinity: ClientIP`: two multiplications.
 ///
 /// Neither the VIP nor the port counts, so a client has the same backend on all ports of a Service whose ports share a
@@ -162,6 +170,8 @@ mod tests {
         (0xbada_3ddb_cf75_a1b2, 0x076f_a6ce_54c1_6cc4),
         (0x50f8_8211_ace9_0903, 0x2dfc_25c5_0938_e3bb),
     ];
+    const REJECTION_GOLDEN: [u64; 4] =
+        [0x0c95_c0f8_f33f_b2a5, 0x8096_c508_52bc_8887, 0xe886_ed3a_9a0d_c27e, 0x69a9_f0bb_4a5d_a938];
     const IDENTITY_GOLDEN: [(u64, u64); 2] =
         [(0x2298_df34_21b4_870a, 0xcfab_1da5_9069_308e), (0xd74e_7daa_62de_d0f4, 0x987b_aeae_ab32_203e)];
 
@@ -187,6 +197,7 @@ mod tests {
         {
             let got = (selection_hash(&src, src_port, &dst, dst_port, proto), client_hash(&src));
             assert_eq!(got, GOLDEN[n], "case {n}");
+            assert_eq!(rejection_hash(got.0), REJECTION_GOLDEN[n], "case {n}");
         }
         assert_eq!(identity_hashes(&v4(10, 0, 0, 1), 0), IDENTITY_GOLDEN[0]);
         assert_eq!(identity_hashes(&v6("2001:db8::10"), 3), IDENTITY_GOLDEN[1]);

@@ -1,6 +1,7 @@
 //! Creates flows: chooses the backend of a packet whose flow is not known, and inserts the flow entry.
 //!
-//! It checks that the client is admitted, that the packet may create a flow, and that the limits on new flows allow it.
+//! It checks that the client is admitted, that the packet may create a flow, that the flow isn't in the share that the
+//! service rejects, and that the limits on new flows allow it.
 //! Then affinity or the scheduler of the service chooses the backend. Then it creates the entry, with a port from
 //! `reply_ports.rs` if the source is translated.
 //!
@@ -69,6 +70,14 @@ impl Pipeline {
             return Err(Refusal::SourceRange);
         }
         let stray = request.kind.has_connection() && !request.kind.is_opening();
+        // A known flow isn't new, even if it loses its backend or a SYN reopens it.
+        if service.limited.rejects_new_flows()
+            && !stray
+            && found.is_none()
+            && snapshot.rejects(service, (&h.src, h.src_port), (&h.dst, h.dst_port), h.proto)
+        {
+            return Err(Refusal::NoEndpoints);
+        }
         let has_backends = !service.selector().is_empty();
         if stray && !service.mode.is_dsr() {
             return if has_backends {

@@ -233,6 +233,12 @@ fn moved(spec: &ServiceSpec) -> Option<&[FormerWeight]> {
     }
 }
 
+/// Whether flows of a service that tracks on change need no entry. Logged flows need one, and a known flow must differ
+/// from a new one if a share of the new ones is rejected.
+fn may_be_untracked(spec: &ServiceSpec) -> bool {
+    moved(spec).is_some() && spec.flow_log.is_none() && spec.rejected_ppm == 0
+}
+
 /// The seats by the current and by the former weights. Former seats follow from addresses and weights alone. They
 /// include backends that this gateway no longer knows, because other gateways may still know them and must choose
 /// alike.
@@ -335,7 +341,7 @@ fn hot_service(
             Protocol::Sctp => service.spec.idle_timeout_sctp,
         }),
         source_ranges,
-        limited: LimitFlags::new(&service.spec.limits),
+        limited: LimitFlags::new(service.spec),
         port: service.spec.key.port,
         mss_limit: service.spec.mss_clamp.limit(),
         protocol: service.spec.key.protocol,
@@ -344,9 +350,7 @@ fn hot_service(
         basis: basis(service.spec),
         entries: match service.spec.flow_tracking {
             _ if !service.spec.mode.is_dsr() => Entries::Pairs,
-            FlowTracking::OnChange(_) if moved(service.spec).is_some() && service.spec.flow_log.is_none() => {
-                Entries::InFlux
-            }
+            FlowTracking::OnChange(_) if may_be_untracked(service.spec) => Entries::InFlux,
             _ => Entries::EachFlow,
         },
         dscp: if service.spec.mode == ForwardingMode::DsrDscp { service.spec.tunnel.dscp & 0x3f } else { 0 },
@@ -372,6 +376,7 @@ fn fast_path(spec: &ServiceSpec, network: &NetworkSpec) -> FastPath {
         mss_clamp,
         limits: ServiceLimits { connections, connection_rate, bandwidth },
         proxy_protocol: _,
+        rejected_ppm,
         flow_log,
         syn_cookies: _,
         // New flows take the fast path only while no backend has failed.
@@ -388,7 +393,6 @@ fn fast_path(spec: &ServiceSpec, network: &NetworkSpec) -> FastPath {
         backends: _,
         // It has an effect only if no backend takes new flows. Then the fast path creates none.
         no_endpoints: _,
-        rejected_ppm: _,
         // They have an effect only with the PROXY protocol.
         proxy_tlvs: _,
         vpce_id: _,
@@ -413,7 +417,11 @@ fn fast_path(spec: &ServiceSpec, network: &NetworkSpec) -> FastPath {
     let is_limited = connections.is_some() || connection_rate.is_some() || network.source_rate.is_some();
     let changes_syns = *protocol == Protocol::Tcp
         && (mss_clamp.limit() > 0 || syn_cookies(spec, network) == SynCookies::Always);
-    if is_by_hash && !is_limited && !changes_syns { FastPath::New } else { FastPath::Known }
+    if is_by_hash && !is_limited && !changes_syns && *rejected_ppm == 0 {
+        FastPath::New
+    } else {
+        FastPath::Known
+    }
 }
 
 /// When new connections are answered with SYN cookies, where that has an effect.
@@ -441,6 +449,7 @@ fn info(
         vpce_id: spec.vpce_id,
         passive_health: passive_health(spec),
         source_ranges,
+        rejected_ppm: spec.rejected_ppm,
         backends: backends.into(),
     }
 }

@@ -4,26 +4,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use tidegate_spec::ServiceLimits;
 use tidegate_spec::ids::ServiceId;
 use tidegate_spec::limits::{BANDWIDTH_BURST_MIN, BANDWIDTH_BURST_PER_SECOND};
 use tidegate_spec::now::Now;
 use tidegate_spec::verdict::Refusal;
+use tidegate_spec::{ServiceLimits, ServiceSpec};
 
 use super::bucket::{Refill, SharedBucket};
 
-/// The limits that packets of a service port must check: a byte of its record.
+/// The limits and the share of rejected flows that packets of a service port must check: a byte of its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LimitFlags(u8);
 
 impl LimitFlags {
     const NEW_FLOWS: u8 = 1;
     const BANDWIDTH: u8 = 2;
+    const REJECTED: u8 = 4;
 
-    /// The flags of these limits.
-    pub(crate) fn new(limits: &ServiceLimits) -> Self {
+    /// The flags of a service port.
+    pub(crate) fn new(spec: &ServiceSpec) -> Self {
         let of = |is: bool, flag| if is { flag } else { 0 };
-        Self(of(limits.limits_new_flows(), Self::NEW_FLOWS) | of(limits.bandwidth.is_some(), Self::BANDWIDTH))
+        Self(
+            of(spec.limits.limits_new_flows(), Self::NEW_FLOWS)
+                | of(spec.limits.bandwidth.is_some(), Self::BANDWIDTH)
+                | of(spec.rejected_ppm > 0, Self::REJECTED),
+        )
     }
 
     /// Whether new flows are limited.
@@ -31,6 +36,13 @@ impl LimitFlags {
     #[must_use]
     pub fn of_new_flows(self) -> bool {
         self.0 & Self::NEW_FLOWS != 0
+    }
+
+    /// Whether a share of the new flows is rejected.
+    #[inline(always)]
+    #[must_use]
+    pub fn rejects_new_flows(self) -> bool {
+        self.0 & Self::REJECTED != 0
     }
 
     /// Whether packets are limited.

@@ -36,6 +36,7 @@ mod pressure;
 mod protection;
 mod proxy_protocol;
 mod proxy_stream;
+mod rejected_share;
 mod same_backend;
 mod schedulers;
 mod segment_size;

@@ -37,6 +37,8 @@ pub(super) enum Change {
     Warming(bool),
     Affinity(bool),
     NoEndpoints(NoEndpoints),
+    /// The share of rejected flows, in parts per million.
+    Rejected(u32),
     Mss(MssClamp),
     IdleTimeout(u64),
     /// Whether only the first client of each family is admitted.
@@ -90,6 +92,7 @@ pub(super) fn change() -> impl Strategy<Value = Change> {
         5 => any::<bool>().prop_map(C::Warming),
         5 => select(vec![true, false, false]).prop_map(C::Affinity),
         5 => select(answers).prop_map(C::NoEndpoints),
+        5 => select(vec![0, 0, 500_000, 1_000_000]).prop_map(C::Rejected),
         5 => select(clamps).prop_map(C::Mss),
         5 => (1u64..900).prop_map(C::IdleTimeout),
         20 => any::<bool>().prop_map(C::Ranges),
@@ -127,7 +130,7 @@ impl Change {
             flow_tracking,
             affinity,
             no_endpoints,
-            rejected_ppm: _,
+            rejected_ppm,
             mss_clamp,
             idle_timeout_tcp,
             idle_timeout_udp,
@@ -167,6 +170,7 @@ impl Change {
             }
             Self::Affinity(is_on) => *affinity = is_on.then_some(Duration::from_secs(600)),
             Self::NoEndpoints(one) => *no_endpoints = *one,
+            Self::Rejected(ppm) => *rejected_ppm = *ppm,
             Self::Mss(clamp) => *mss_clamp = *clamp,
             Self::IdleTimeout(seconds) => {
                 let timeout = Duration::from_secs(*seconds);

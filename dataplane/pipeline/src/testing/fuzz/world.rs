@@ -465,13 +465,16 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         backends: Vec::new(),
     };
     service.source_ranges = ranges(choices);
-    // From an earlier choice, so that stored inputs keep their meaning.
+    // From earlier choices, so that stored inputs keep their meaning.
     service.proxy_protocol = match service.idle_timeout_tcp.as_secs() {
         5 => Some(ProxyVersion::V1),
         86_400 if key.port.is_multiple_of(3) => Some(ProxyVersion::Toa),
         86_400 => Some(ProxyVersion::V2),
         _ => None,
     };
+    if (service.idle_timeout_sctp.as_secs(), key.port) == (1, 80) {
+        service.rejected_ppm = 300_000;
+    }
     service.proxy_tlvs = ProxyTlvs::from_bits((key.port % 8) as u8);
     service.syn_cookies = match (service.idle_timeout_udp.as_secs(), key.port % 4) {
         (1, 0) => Some(SynCookies::Off),

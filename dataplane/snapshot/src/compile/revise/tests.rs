@@ -12,13 +12,14 @@ use tidegate_wire::Addr;
 
 use super::*;
 
-/// The possible changes of a service: its mode, its scheduler, and its backends by (host, port).
-type Change = (usize, usize, BTreeMap<(u8, bool), (u16, u8)>);
+/// The possible changes of a service: its mode, its scheduler, its backends by (host, port), and the share of flows
+/// that it rejects.
+type Change = (usize, usize, BTreeMap<(u8, bool), (u16, u8)>, u32);
 
 /// There are few hosts, so services share endpoints. Some hosts are unreachable or are VIPs.
 fn any_change() -> impl Strategy<Value = (usize, Change)> {
     let backends = proptest::collection::btree_map((0_u8..9, any::<bool>()), (0_u16..3, 0_u8..3), 0..6);
-    (0_usize..6, (0_usize..4, 0_usize..7, backends))
+    (0_usize..6, (0_usize..4, 0_usize..7, backends, 0_u32..3))
 }
 
 fn service(n: usize) -> ServiceSpec {
@@ -26,7 +27,8 @@ fn service(n: usize) -> ServiceSpec {
     lab::service(ForwardingMode::FullNat, Protocol::Tcp, &vip, &[])
 }
 
-fn change(service: &mut ServiceSpec, (mode, table, backends): &Change) {
+fn change(service: &mut ServiceSpec, (mode, table, backends, rejected_ppm): &Change) {
+    service.rejected_ppm = *rejected_ppm;
     service.mode = ForwardingMode::ALL[*mode];
     let maglev = |slots| Scheduler::Maglev { slots };
     service.scheduler = [
