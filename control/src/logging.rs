@@ -6,7 +6,8 @@
 //! errors are off by default because the source reports them once.
 //!
 //! With [`LogFormat::Json`] every line of standard error is one JSON object. DPDK and its drivers write plain text to
-//! file descriptor 2, so that descriptor becomes a pipe, and each line read from it becomes an event.
+//! file descriptor 2, so that descriptor becomes a pipe, and each line read from it becomes an event. [`end`] waits for
+//! the last ones.
 //!
 //! Nothing is logged per packet: counters record what happens to packets. Logging never waits for a reader of standard
 //! error, and never fails without one ([`log_sink`](crate::log_sink)). In text format, DPDK writes its own few lines
@@ -15,8 +16,11 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader, Write};
+use std::os::fd::OwnedFd;
 use std::panic::PanicHookInfo;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use jiff::Timestamp;
@@ -74,6 +78,9 @@ const TARGETS: [&str; 29] = [
     "tidegate_wire",
 ];
 
+/// How long the last lines of libraries may take to be logged.
+const FORWARDING_END: Duration = Duration::from_secs(1);
+
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum LogFormat {
@@ -112,8 +119,15 @@ pub(crate) fn start(format: LogFormat) -> io::Result<()> {
         LogFormat::Json => {
             let (lines, written) = io::pipe()?;
             let _ = builder.json().with_current_span(false).with_span_list(false).try_init();
+            let (running, ended) = channel::<()>();
+            let stderr = rustix::io::fcntl_dupfd_cloexec(io::stderr(), 3)?;
             rustix::stdio::dup2_stderr(&written)?;
-            std::thread::Builder::new().name("tg-stderr".into()).spawn(move || forward(lines))?;
+            let thread = move || {
+                forward(lines);
+                drop(running);
+            };
+            std::thread::Builder::new().name("tg-stderr".into()).spawn(thread)?;
+            *redirection() = Some(Redirection { stderr, ended });
         }
     }
     // The default hook writes text to standard error, and waits for its reader.
@@ -123,6 +137,29 @@ pub(crate) fn start(format: LogFormat) -> io::Result<()> {
         tracing::warn!(%error, accepted, "invalid RUST_LOG {written:?}; using the default: info");
     }
     Ok(())
+}
+
+/// Restores standard error, and waits until the lines in its pipe are logged: at most [`FORWARDING_END`]. Otherwise the
+/// process could exit without the reason that DPDK gives for a failed start.
+pub(crate) fn end() {
+    let Some(Redirection { stderr, ended }) = redirection().take() else { return };
+    // The pipe ends with its last writer, unless a child process has it too.
+    if rustix::stdio::dup2_stderr(stderr).is_ok() {
+        let _ = ended.recv_timeout(FORWARDING_END);
+    }
+}
+
+/// Standard error as a pipe.
+struct Redirection {
+    /// The original standard error.
+    stderr: OwnedFd,
+    /// Closed when the thread has logged all lines of the pipe.
+    ended: Receiver<()>,
+}
+
+fn redirection() -> MutexGuard<'static, Option<Redirection>> {
+    static REDIRECTION: Mutex<Option<Redirection>> = Mutex::new(None);
+    REDIRECTION.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The filter for this value of `RUST_LOG`, or why it is invalid.
@@ -225,7 +262,7 @@ fn panicked(panic: &PanicHookInfo<'_>) {
     }
 }
 
-/// Logs each line that a library writes to standard error, until the process ends.
+/// Logs each line that a library writes to standard error, until the last writer closes it.
 fn forward(lines: PipeReader) {
     for line in BufReader::new(lines).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line);

@@ -102,7 +102,9 @@ pub fn command() -> clap::Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { log_format, command } = tidegate_cli::parse();
-    tidegate_cli::exit_code(run(command, log_format), |text| match log_format {
+    let result = run(command, log_format);
+    logging::end();
+    tidegate_cli::exit_code(result, |text| match log_format {
         LogFormat::Json if logging::start(log_format).is_ok() => tracing::error!("{text}"),
         _ => logging::last_words(text),
     })

@@ -63,7 +63,8 @@ source: {directory: {path: manifests}}
         .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
         .collect();
     assert!(lines.iter().any(|line| line["target"] == "stderr"), "DPDK gives the reason: {lines:?}");
-    // DPDK's output passes through a pipe, so it may be printed after the last line of the gateway itself.
+    let last = lines.last().expect("a line");
+    assert_eq!((&last["level"], &last["target"]), (&"ERROR".into(), &"tidegate::cli".into()), "{lines:?}");
     let messages = lines.iter().filter_map(|line| line["fields"]["message"].as_str());
     let causes: usize = messages.map(|message| message.matches("cannot be attached").count()).sum();
     assert_eq!(causes, 1, "a cause is printed once: {lines:?}");
