@@ -117,6 +117,8 @@ fn flow(client: &str, is_live: bool) -> FlowRow {
         source: Some("192.0.2.3:1024".parse().expect("an address")),
         state: "established".into(),
         idle_seconds: 200,
+        packets: None,
+        bytes: None,
     }
 }
 
@@ -245,6 +247,13 @@ impl AdminBackend for Daemon {
         flows.retain(|flow| query.client_port.is_none_or(|port| port == flow.client.port()));
         flows.retain(|flow| query.state.is_none_or(|state| state.as_str() == flow.state));
         flows.retain(|flow| flow.idle_seconds >= query.idle_seconds_min);
+        if query.order == FlowOrder::Bytes {
+            // The flow of the first client is not in the flow log.
+            flows.reverse();
+            for flow in flows.iter_mut().filter(|flow| flow.client.port() == 40_001) {
+                (flow.packets, flow.bytes) = (Some(12), Some(34_567));
+            }
+        }
         let more = flows.len() > query.limit;
         flows.truncate(query.limit);
         Ok(FlowsAnswer { workers, flows, more, ..FlowsAnswer::default() })
@@ -678,6 +687,24 @@ fn flows_are_listed_filtered_and_cut_with_a_note() {
         assert_eq!(lab.shown(&format!("flows --no-headers {filter}")).lines().count(), found, "{filter}");
     }
     assert_eq!(lab.run("flows --state open").0, 2);
+}
+
+#[test]
+fn flows_are_sorted_by_bytes_where_they_are_counted() {
+    let lab = Lab::new();
+    let table = lab.shown("flows --sort bytes -o wide");
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0][7..], ["IDLE", "PORT", "MODE", "KIND", "SOURCE", "BYTES", "PACKETS"]);
+    assert_eq!((lines[1][3], &lines[1][12..]), ("198.51.100.8:40001", &["34567", "12"][..]), "{table}");
+    assert_eq!((lines[2][3], &lines[2][12..]), ("198.51.100.7:40000", &["<unknown>"; 2][..]), "{table}");
+    assert_eq!(lab.json("flows --sort bytes -o json")["flows"][0]["bytes"], 34_567);
+    let (code, out, err) = lab.run("flows --sort bytes --client 198.51.100.7");
+    assert!(code == 0 && out.lines().count() == 2, "{out}");
+    assert_eq!(
+        err,
+        "None of these flows is in the flow log, so their bytes are unknown: log them with flowLog.services or the \
+         annotation tidegate.dev/flow-log\n"
+    );
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub struct FlowsAnswer {
     pub evictions: Vec<ReasonCount>,
     /// The number of new flows that were refused.
     pub refused: u64,
-    /// The requested flows, sorted by Service, VIP and client.
+    /// The requested flows, in the requested order.
     #[serde(default)]
     pub flows: Vec<FlowRow>,
     /// Whether there are more flows than the limit.
@@ -75,6 +75,12 @@ pub struct FlowRow {
     pub state: String,
     /// Seconds since its last packet.
     pub idle_seconds: u32,
+    /// Forwarded packets of both directions that pass through the gateway; absent unless the flow is in the flow log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packets: Option<u64>,
+    /// The bytes of these packets, from the IP header on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
 }
 
 /// `POST /v1/delete-flows`.

@@ -1,4 +1,4 @@
-//! The filter of `flows`: by Service, backend, client, state and idle time, with a limit.
+//! The filter of `flows`: by Service, backend, client, state and idle time, with an order and a limit.
 //!
 //! The command line and the query string of the request use the same syntax, which is parsed here. An IPv4-mapped IPv6
 //! address is read as the IPv4 address in it, because the addresses of flows are never mapped ones.
@@ -17,7 +17,7 @@ pub const LIMIT_DEFAULT: usize = 500;
 /// The maximum number of flows in one answer, which is then about 10 MB.
 pub const LIMIT_MAX: usize = 50_000;
 
-/// The filter and the limit. A field that is `None` matches all flows.
+/// The filter, the order and the limit. A field that is `None` matches all flows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FlowsQuery {
     /// Flows of this Service.
@@ -32,6 +32,8 @@ pub struct FlowsQuery {
     pub state: Option<FlowState>,
     /// Flows without a packet for at least this number of seconds.
     pub idle_seconds_min: u32,
+    /// The order of the flows.
+    pub order: FlowOrder,
     /// The maximum number of flows; 0 returns only the counts.
     pub limit: usize,
 }
@@ -47,6 +49,7 @@ impl FlowsQuery {
             text("client-port", self.client_port.map(|port| port.to_string())),
             text("state", self.state.map(|state| state.to_string())),
             text("idle", (self.idle_seconds_min > 0).then(|| self.idle_seconds_min.to_string())),
+            (self.order != FlowOrder::default()).then(|| ("order", self.order.to_string())),
             Some(("limit", self.limit.to_string())),
         ];
         pairs.into_iter().flatten().collect()
@@ -70,6 +73,7 @@ impl FlowsQuery {
             client_port: number(text, "client-port", "0 to 65535")?,
             state: one(text, "state")?,
             idle_seconds_min: number(text, "idle", "a number of seconds")?.unwrap_or(0),
+            order: one(text, "order")?.unwrap_or_default(),
             limit,
         })
     }
@@ -77,7 +81,8 @@ impl FlowsQuery {
     /// Whether it selects some flows rather than all.
     #[must_use]
     pub fn is_filter(&self) -> bool {
-        let Self { service, backend, client, client_port, state, idle_seconds_min, limit: _ } = self;
+        let Self { service, backend, client, client_port, state, idle_seconds_min, order: _, limit: _ } =
+            self;
         let is_named = service.is_some() || backend.is_some() || client.is_some();
         is_named || client_port.is_some() || state.is_some() || *idle_seconds_min > 0
     }
@@ -112,6 +117,27 @@ impl FromStr for FlowState {
         found.ok_or_else(|| {
             format!("{text:?} is not the state of a flow; accepted: opening, established, closing, closed")
         })
+    }
+}
+
+tidegate_spec::named! {
+    /// The order of flows, which also decides which ones are listed if there are more than the limit.
+    #[derive(Default)]
+    pub enum FlowOrder {
+        /// By Service, VIP and client.
+        #[default]
+        Service => "service",
+        /// The flow with the most bytes first.
+        Bytes => "bytes",
+    }
+}
+
+impl FromStr for FlowOrder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|one| one.as_str() == text);
+        found.ok_or_else(|| format!("{text:?} is not an order of flows; accepted: service, bytes"))
     }
 }
 
@@ -235,6 +261,7 @@ mod tests {
                     client_port: backend.map(|_| 40_000),
                     state: backend.map(|_| FlowState::Closing),
                     idle_seconds_min: if backend.is_some() { 60 } else { 0 },
+                    order: if backend.is_some() { FlowOrder::Bytes } else { FlowOrder::Service },
                     limit: 7,
                 };
                 let pairs = query.pairs();
@@ -271,6 +298,7 @@ mod tests {
             ("limit=50001", "accepted: 0 to 50000"),
             ("client-port=x", "client-port: \"x\" is not valid; accepted: 0 to 65535"),
             ("state=open", "state: \"open\" is not the state of a flow; accepted: opening, established"),
+            ("order=size", "order: \"size\" is not an order of flows; accepted: service, bytes"),
             ("idle=1m", "idle: \"1m\" is not valid; accepted: a number of seconds"),
         ] {
             let error = FlowsQuery::parse(text).expect_err(text).to_string();

@@ -70,7 +70,9 @@ pub use findings::{CONFIGURATION_REFUSED, FindingView};
 pub use flow_log::FlowLogStatus;
 pub use flow_sharing::{FlowPeerStatus, FlowSharingStatus};
 pub use flows::{DeletedFlowsAnswer, FlowRow, FlowRowKind, FlowsAnswer, WorkerFlows};
-pub use flows_query::{BackendName, FlowState, FlowsQuery, LIMIT_DEFAULT, LIMIT_MAX, Limit, ServiceName};
+pub use flows_query::{
+    BackendName, FlowOrder, FlowState, FlowsQuery, LIMIT_DEFAULT, LIMIT_MAX, Limit, ServiceName,
+};
 pub use interfaces::{InterfaceStatus, LinkStatus, NeighborsStatus, PortStatus, TapStatus};
 pub use network::{NeighborView, NeighborViewState, NeighborsAnswer, RouteView, RoutesAnswer};
 pub use pools::{PoolView, PoolsAnswer};

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use tidegate_admin_api::{
-    BackendName, Client, FlowRow, FlowState, FlowsAnswer, FlowsQuery, LIMIT_MAX, Limit, ServiceName,
+    BackendName, Client, FlowOrder, FlowRow, FlowState, FlowsAnswer, FlowsQuery, LIMIT_MAX, Limit,
+    ServiceName,
 };
 
 use super::args::{Common, WatchArgs};
@@ -70,6 +71,7 @@ impl Filter {
             client_port: self.client_port,
             state: self.state,
             idle_seconds_min: u32::try_from(idle).unwrap_or(u32::MAX),
+            order: FlowOrder::default(),
             limit,
         }
     }
@@ -107,6 +109,8 @@ enum Sort {
     Client,
     /// The flow with the latest packet first
     Idle,
+    /// The flow with the most bytes first; needs the flow log
+    Bytes,
 }
 
 /// Options of `flows delete`.
@@ -135,18 +139,28 @@ impl List {
         let Self { filter, sort, limit: Limit(limit), count, watch, common } = self;
         let limit = if count { 0 } else { limit };
         let (client, style) = (common.socket.gateway("flows")?, common.output.style());
-        let query = filter.query(limit);
+        let order = if sort == Sort::Bytes { FlowOrder::Bytes } else { FlowOrder::Service };
+        let query = FlowsQuery { order, ..filter.query(limit) };
         if watch.watch {
             let read = async || Ok(listed(&client, &query, sort).await?.flows);
-            return follow(watch, style, out, read, identity, tables::flows).await;
+            let table = |rows: &[&FlowRow]| tables::flows(rows, sort == Sort::Bytes);
+            return follow(watch, style, out, read, identity, table).await;
         }
         let answer = listed(&client, &query, sort).await?;
         if limit == 0 {
             style.print(out, &answer, || tables::flow_counts(&answer))?;
             return Ok(());
         }
-        style.print(out, &answer, || tables::flows(&refs(&answer.flows)))?;
+        let is_counted = answer.flows.iter().any(|flow| flow.bytes.is_some());
+        style
+            .print(out, &answer, || tables::flows(&refs(&answer.flows), is_counted || sort == Sort::Bytes))?;
         report_if_empty(answer.flows.len(), None);
+        if sort == Sort::Bytes && !is_counted && !answer.flows.is_empty() {
+            eprintln!(
+                "None of these flows is in the flow log, so their bytes are unknown: log them with \
+                 flowLog.services or the annotation tidegate.dev/flow-log"
+            );
+        }
         if answer.more {
             eprintln!("Showing the first {limit} flows only; use --limit, --count or a filter to see more");
         }
@@ -163,8 +177,8 @@ impl List {
 async fn listed(client: &Client, query: &FlowsQuery, sort: Sort) -> Result<FlowsAnswer, Failure> {
     let mut answer = client.flows(query).await?;
     match sort {
-        // The order of the gateway.
-        Sort::Service => {}
+        // The gateway has sorted them.
+        Sort::Service | Sort::Bytes => {}
         Sort::Client => answer.flows.sort_by_key(|flow| flow.client),
         Sort::Idle => answer.flows.sort_by_key(|flow| flow.idle_seconds),
     }

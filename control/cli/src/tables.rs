@@ -234,8 +234,9 @@ fn health(health: &HealthView) -> String {
     }
 }
 
-/// The table of `flows`, with one line for each flow.
-pub(super) fn flows(rows: &[&FlowRow]) -> Table {
+/// The table of `flows`, with one line for each flow. `has_bytes` adds what was counted of each.
+pub(super) fn flows(rows: &[&FlowRow], has_bytes: bool) -> Table {
+    let counts: &[&str] = if has_bytes { &["BYTES", "+PACKETS"] } else { &[] };
     let headers = [
         "NAMESPACE",
         "SERVICE",
@@ -250,14 +251,16 @@ pub(super) fn flows(rows: &[&FlowRow]) -> Table {
         "+KIND",
         "+SOURCE",
     ];
-    let mut table = Table::new(&headers);
+    let mut table = Table::new(&[&headers, counts].concat());
     for row in rows {
+        let count = |n: Option<u64>| n.map_or_else(|| "<unknown>".to_owned(), |n| n.to_string());
+        let counts = has_bytes.then(|| [count(row.bytes), count(row.packets)]);
         let address = |address: Option<SocketAddr>, none: &str| {
             address.map_or_else(|| none.to_owned(), |address| address.to_string())
         };
         let is_masqueraded = row.kind == FlowRowKind::Masquerade;
         let name = |name: &str, none: &str| if is_masqueraded { none.to_owned() } else { name.to_owned() };
-        table.row([
+        let cells = [
             name(&row.namespace, "<none>"),
             name(&row.service, "<masquerade>"),
             row.protocol.clone(),
@@ -273,7 +276,8 @@ pub(super) fn flows(rows: &[&FlowRow]) -> Table {
             row.mode.clone(),
             row.kind.as_str().to_owned(),
             address(row.source, "<none>"),
-        ]);
+        ];
+        table.row(cells.into_iter().chain(counts.into_iter().flatten()));
     }
     table
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use tidegate_admin_api::explain::{KnownFlow, Packet};
 use tidegate_admin_api::{
-    AdminError, BackendName, DeletedFlowsAnswer, FlowRow, FlowRowKind, FlowState, FlowsQuery, ServiceName,
+    AdminError, BackendName, DeletedFlowsAnswer, FlowOrder, FlowRow, FlowRowKind, FlowState, FlowsQuery,
+    ServiceName,
 };
 use tidegate_conntrack::{FlowKind, FlowView, Phase};
 use tidegate_dataplane::gateway::Dataplane;
@@ -24,9 +25,13 @@ use tidegate_wire::{Addr, proto};
 /// The maximum wait for the workers. A worker needs a tenth of it for a table of a million flows.
 const LISTING_MAX: Duration = Duration::from_secs(2);
 
+/// Why flows can't be sorted by their bytes.
+const NO_BYTES: &str = "only flows in the flow log have a number of bytes, and this gateway has no flow log: set \
+                        flowLog.file or flowLog.ipfix in its configuration, and restart it";
+
 /// The result of a listing.
 pub(super) struct Listing {
-    /// Sorted by Service, client and port.
+    /// In the requested order.
     pub(super) rows: Vec<FlowRow>,
     /// Whether there are more flows than the limit.
     pub(super) more: bool,
@@ -37,22 +42,31 @@ pub(super) struct Listing {
 /// Lists flows. May wait.
 ///
 /// # Errors
-/// If the given names are not served.
+/// If the given names are not served, or the order needs a flow log and there is none.
 pub(super) fn list(dataplane: &Dataplane, query: &FlowsQuery) -> Result<Listing, AdminError> {
     let filter = dataplane.with_snapshot(|snapshot| filter(snapshot, query))?;
     // One more flow shows whether the limit was exceeded.
-    let (flows, silent_workers) = dataplane.flows(&filter, query.limit.saturating_add(1), LISTING_MAX);
+    let limit = query.limit.saturating_add(1);
+    let (flows, silent_workers) = match query.order {
+        FlowOrder::Service => dataplane.flows(&filter, limit, LISTING_MAX),
+        FlowOrder::Bytes if dataplane.flow_logs().is_empty() => {
+            return Err(AdminError::BadRequest(NO_BYTES.to_owned()));
+        }
+        FlowOrder::Bytes => dataplane.flows_with_most_bytes(&filter, limit, LISTING_MAX),
+    };
     let more = flows.len() > query.limit;
     let named = |snapshot: &Snapshot| -> Vec<FlowRow> {
         flows.iter().take(query.limit).filter_map(|flow| row(snapshot, flow)).collect()
     };
     let mut rows = dataplane.with_snapshot(named);
-    rows.sort_by(|a, b| {
-        let key = |row: &FlowRow| (row.vip, row.client, row.kind);
-        (&a.namespace, &a.service, &a.port_name)
-            .cmp(&(&b.namespace, &b.service, &b.port_name))
-            .then(key(a).cmp(&key(b)))
-    });
+    if query.order == FlowOrder::Service {
+        rows.sort_by(|a, b| {
+            let key = |row: &FlowRow| (row.vip, row.client, row.kind);
+            (&a.namespace, &a.service, &a.port_name)
+                .cmp(&(&b.namespace, &b.service, &b.port_name))
+                .then(key(a).cmp(&key(b)))
+        });
+    }
     Ok(Listing { rows, more, silent_workers })
 }
 
@@ -185,6 +199,8 @@ fn row(snapshot: &Snapshot, flow: &FlowView) -> Option<FlowRow> {
         source: source.filter(|source| source.ip() != flow.client.ip()),
         state: flow.phase.as_str().to_owned(),
         idle_seconds: flow.idle_ms / 1000,
+        packets: flow.traffic.map(|traffic| traffic.packets),
+        bytes: flow.bytes(),
     })
 }
 
@@ -204,6 +220,8 @@ fn masquerade(flow: &FlowView, proto: u8, peer: Endpoint, local: Endpoint) -> Fl
         source: Some(socket(local)),
         state: flow.phase.as_str().to_owned(),
         idle_seconds: flow.idle_ms / 1000,
+        packets: None,
+        bytes: None,
     }
 }
 

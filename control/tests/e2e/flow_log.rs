@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 use tidegate_netlab::addresses::Family;
-use tidegate_netlab::client::curl;
+use tidegate_netlab::client::{EchoConnection, curl};
 use tidegate_netlab::modes::{ModePath, all_paths, manifests};
 use tidegate_netlab::namespace::output_of;
 use tidegate_netlab::process::LabProcess;
@@ -197,6 +197,43 @@ fn a_download_is_logged_as_json_and_as_ipfix_with_its_packets() {
             assert_eq!(field(ended, "ip next hop"), backend);
         }
     }
+}
+
+#[test]
+fn the_connection_with_the_most_bytes_is_listed_first() {
+    let _machine = beside_others();
+    let directory = tempfile::tempdir().expect("a directory");
+    let world = start(&directory.path().join("flows.json"));
+    let server = tidegate_netlab::server::name(1);
+    let mut connections =
+        ["fullnat", "nat", "dsr-l2"].map(|mode| world.wait_until_used(path_of(mode), &server));
+    for (n, connection) in connections.iter_mut().enumerate() {
+        (0..n * 200).for_each(|_| connection.ping().expect("it is forwarded"));
+    }
+    let port = |connection: &EchoConnection| u64::from(connection.local().expect("it is connected").port());
+    let [few, most, of_dsr] = connections.each_ref().map(port);
+    let listed = |args: &[&str]| -> Vec<(u64, Option<u64>, Option<u64>)> {
+        let args = [&["flows", "--sort", "bytes", "-o", "json"], args].concat();
+        let answer = world.gateway().query(&args).expect("it answers");
+        let answer: Value = serde_json::from_str(&answer).expect("JSON");
+        let flows = answer["flows"].as_array().expect("a list").iter();
+        let row = |flow: &Value| {
+            let client: SocketAddr =
+                flow["client"].as_str().and_then(|text| text.parse().ok()).expect("a client");
+            (u64::from(client.port()), flow["bytes"].as_u64(), flow["packets"].as_u64())
+        };
+        flows.map(row).collect()
+    };
+    let rows = listed(&[]);
+    assert!(rows.is_sorted_by_key(|(_, bytes, _)| std::cmp::Reverse(*bytes)), "{rows:?}");
+    let position = |port: u64| rows.iter().position(|row| row.0 == port).expect("it is listed");
+    // Both directions of `nat` pass through the gateway, and only the client's of `dsr-l2`, which has twice the pings.
+    assert!(position(few) > position(most) && position(few) > position(of_dsr), "{rows:?}");
+    assert!(rows[0].1 > Some(200 * 2 * 40) && rows[0].2 > Some(2 * 200), "{rows:?}");
+    assert_eq!(listed(&["--limit", "1"]), rows[..1], "the limit is reached by the largest");
+    let table = world.gateway().query(&["flows", "--sort", "bytes", "--limit", "1"]).expect("it answers");
+    assert!(table.lines().next().is_some_and(|headers| headers.ends_with(" BYTES")), "{table}");
+    assert!(table.ends_with(&format!("   {}\n", rows[0].1.expect("it is logged"))), "{table}");
 }
 
 #[test]

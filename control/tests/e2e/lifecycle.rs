@@ -96,4 +96,6 @@ fn probes_and_metrics_report_a_gateway_that_serves() {
     let generation = |kind: &str| metric("tidegate_snapshot_generation", &[&format!("kind=\"{kind}\"")]);
     assert!(generation("applied") >= 1.0);
     assert!(generation("desired") >= generation("applied"));
+    let refused = world.gateway().query(&["flows", "--sort", "bytes"]).expect_err("there is no flow log");
+    assert!(format!("{refused:#}").contains("set flowLog.file or flowLog.ipfix"), "{refused:#}");
 }

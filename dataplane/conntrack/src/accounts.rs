@@ -15,6 +15,7 @@ use tidegate_wire::tcp::flags;
 
 use super::flow_log::{EndReason, FlowCount, FlowLog, LoggedPacket};
 use super::key::PackedKey;
+use super::view::FlowTraffic;
 
 /// The accounts of one table.
 #[derive(Debug, Default)]
@@ -137,6 +138,15 @@ impl Account {
         if packet.ends_association {
             self.state |= ASSOCIATION_ENDED;
         }
+    }
+
+    /// What was counted, if it is open.
+    pub(super) fn traffic(&self) -> Option<FlowTraffic> {
+        let [request, reply] = &self.counts;
+        self.is_open().then(|| FlowTraffic {
+            packets: request.packets + reply.packets,
+            bytes: request.bytes + reply.bytes,
+        })
     }
 
     /// The time of the first packet.

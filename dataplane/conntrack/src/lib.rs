@@ -76,7 +76,7 @@ pub use stored::{STORED_FORM, StoredTables};
 pub use stored_syns::{StoredSyn, StoredSyns, Tried};
 pub use stream::{Placement, Stream};
 pub use tags::{PacketTags, Side, TagPair, Tags};
-pub use view::{FlowKind, FlowView};
+pub use view::{FlowKind, FlowTraffic, FlowView};
 
 use tidegate_select::loads::Load;
 use tidegate_spec::ids::{BackendId, ServiceId};

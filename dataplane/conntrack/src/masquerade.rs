@@ -307,6 +307,7 @@ impl Masquerades {
             phase: entry.status().phase,
             idle_ms: entry.idle_ms(now),
             expired: entry.is_expired(now),
+            traffic: None,
         })
     }
 

@@ -30,6 +30,25 @@ pub struct FlowView {
     pub idle_ms: u32,
     /// Whether it has expired but has not been aged out yet.
     pub expired: bool,
+    /// What has been counted of a flow in the flow log; `None` for other flows.
+    pub traffic: Option<FlowTraffic>,
+}
+
+impl FlowView {
+    /// The bytes that have been counted, if it is in the flow log.
+    #[must_use]
+    pub fn bytes(&self) -> Option<u64> {
+        self.traffic.map(|traffic| traffic.bytes)
+    }
+}
+
+/// Forwarded packets of a flow, of both directions that pass through the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowTraffic {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes, from the IP header on, as they arrived.
+    pub bytes: u64,
 }
 
 /// The kind of a flow.
@@ -88,6 +107,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             phase: age.status.phase,
             idle_ms: age.idle_ms,
             expired: age.expired(),
+            traffic: self.accounts.get(self.entry_index(position)).traffic(),
         })
     }
 }

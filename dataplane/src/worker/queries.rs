@@ -3,8 +3,10 @@
 //! A listing of flows examines a few hundred hash buckets per loop iteration. Its memory was reserved by the caller,
 //! and the result goes through a channel that the caller may have dropped by then.
 //!
-//! Invariant: nothing here waits or allocates on the worker. A listing stops at its limit, which is its capacity.
+//! Invariant: nothing here waits or allocates on the worker. A listing has a limit, which is its capacity.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -226,11 +228,16 @@ impl LogEnd {
     }
 }
 
+/// The bytes of flows and their indexes, the fewest bytes first.
+type FewestBytesFirst = BinaryHeap<Reverse<(Option<u64>, usize)>>;
+
 /// A query for flows, with the result so far.
 #[derive(Debug)]
 pub struct FlowQuery {
-    filter: FlowFilter,
+    filter: Box<FlowFilter>,
     found: Vec<FlowView>,
+    /// The bytes and the index of each found flow, the fewest bytes first; `None` unless it selects by bytes.
+    by_bytes: Option<FewestBytesFirst>,
     limit: usize,
     cursor: u64,
     reply: SyncSender<Vec<FlowView>>,
@@ -240,20 +247,40 @@ impl FlowQuery {
     /// Lists up to `limit` flows. Allocates on the caller's thread. The channel needs capacity for one answer.
     #[must_use]
     pub fn new(filter: FlowFilter, limit: usize, reply: SyncSender<Vec<FlowView>>) -> Self {
-        Self { filter, found: Vec::with_capacity(limit), limit, cursor: 0, reply }
+        let (filter, found) = (Box::new(filter), Vec::with_capacity(limit));
+        Self { filter, found, by_bytes: None, limit, cursor: 0, reply }
+    }
+
+    /// Selects the flows with the most bytes, in no order. Allocates on the caller's thread.
+    #[must_use]
+    pub fn with_most_bytes(self) -> Self {
+        Self { by_bytes: Some(BinaryHeap::with_capacity(self.limit)), ..self }
     }
 
     /// Examines more hash buckets. Returns the query if it isn't finished.
     fn step(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
-        let Self { filter, found, limit, cursor, .. } = &mut self;
+        let Self { filter, found, by_bytes, limit, cursor, .. } = &mut self;
         let (limit, cursor) = (*limit, *cursor);
         let next = flows.scan(cursor, BUCKETS_PER_STEP, now, |flow| {
-            if found.len() < limit && !flow.expired && filter.passes(&flow) {
+            if flow.expired || !filter.passes(&flow) {
+                return;
+            }
+            let bytes = flow.bytes();
+            if found.len() < limit {
+                if let Some(by_bytes) = by_bytes {
+                    by_bytes.push(Reverse((bytes, found.len())));
+                }
                 found.push(flow);
+            } else if let Some(mut fewest) = by_bytes.as_mut().and_then(BinaryHeap::peek_mut)
+                && bytes > fewest.0.0
+            {
+                let index = fewest.0.1;
+                found[index] = flow;
+                *fewest = Reverse((bytes, index));
             }
         });
         match next {
-            Some(cursor) if self.found.len() < limit => {
+            Some(cursor) if self.found.len() < limit || self.by_bytes.is_some() => {
                 self.cursor = cursor;
                 Some(self)
             }
@@ -263,5 +290,83 @@ impl FlowQuery {
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, sync_channel};
+    use std::time::Duration;
+
+    use tidegate_conntrack::flow_log::{FlowLog, LoggedPacket};
+    use tidegate_conntrack::{FlowKey, IdleTimeout, NewFlow, Packet};
+    use tidegate_wire::tcp::flags;
+
+    use super::*;
+
+    const FLOWS: u16 = 3_000;
+    const NOW: Now = Now(1_000_000_000);
+
+    /// Adds a flow from this port. Unless `bytes` is `None`, it is logged with that many.
+    fn add(tables: &mut FlowTables, port: u16, bytes: Option<u32>) {
+        let key = FlowKey::flow(ServiceId::new(1, 0), Addr::v4([192, 0, 2, 1]), port);
+        let (hash, packet) = (tables.hash(&key), Packet::Tcp(flags::SYN));
+        let idle = IdleTimeout::new(Duration::from_secs(100));
+        let flow = NewFlow { key, hash, backend: BackendId::new(1, 0), packet, idle, now: NOW };
+        tables.dsr.insert(&flow).expect("there is space");
+        let Some(bytes) = bytes else { return };
+        let packet = LoggedPacket {
+            is_reply: false,
+            is_first: true,
+            is_sent: true,
+            bytes,
+            tcp_flags: 0,
+            ends_association: false,
+        };
+        tables.count_logged(true, &key, hash, &packet, NOW);
+    }
+
+    fn answer(
+        mut query: FlowQuery,
+        tables: &mut FlowTables,
+        answer: &Receiver<Vec<FlowView>>,
+    ) -> Vec<FlowView> {
+        let capacity = query.found.capacity();
+        while let Some(unfinished) = query.step(tables, NOW) {
+            query = unfinished;
+        }
+        let found = answer.try_recv().expect("it is answered at the end");
+        assert_eq!(found.capacity(), capacity, "nothing is allocated on the worker");
+        found
+    }
+
+    #[test]
+    fn the_flows_with_the_most_bytes_are_selected_from_the_whole_table() {
+        let mut tables = FlowTables::new(8_192, 0x5eed);
+        tables.log_to(&Arc::new(FlowLog::new()));
+        // The bytes of a flow: 5 to 5 * FLOWS, in an order of their own. Every fourth flow is not logged.
+        let bytes =
+            |port: u16| (!port.is_multiple_of(4)).then(|| u32::from(port) * 7 % u32::from(FLOWS) * 5 + 5);
+        (1..=FLOWS).for_each(|port| add(&mut tables, port, bytes(port)));
+        let mut most: Vec<Option<u64>> = (1..=FLOWS).map(|port| bytes(port).map(u64::from)).collect();
+        most.sort_unstable();
+        most.reverse();
+        for limit in [0, 1, 10, 2_500, 5_000] {
+            let (reply, answers) = sync_channel(1);
+            let query = FlowQuery::new(FlowFilter::default(), limit, reply).with_most_bytes();
+            let mut found = answer(query, &mut tables, &answers);
+            found.sort_by_key(|flow| Reverse(flow.bytes()));
+            let found: Vec<Option<u64>> = found.iter().map(FlowView::bytes).collect();
+            assert_eq!(found, most[..limit.min(most.len())], "limit {limit}");
+        }
+    }
+
+    #[test]
+    fn without_an_order_the_listing_stops_at_its_limit() {
+        let mut tables = FlowTables::new(8_192, 0x5eed);
+        (1..=FLOWS).for_each(|port| add(&mut tables, port, None));
+        let (reply, answers) = sync_channel(1);
+        let found = answer(FlowQuery::new(FlowFilter::default(), 10, reply), &mut tables, &answers);
+        assert_eq!((found.len(), found[0].traffic), (10, None));
     }
 }

@@ -12,7 +12,7 @@ use tidegate_wire::Addr;
 use tidegate_wire::tcp::flags;
 
 use crate::flow_log::{EndReason, FlowEvent, FlowLog, FlowLogLoss, LoggedFlow, LoggedPacket};
-use crate::{FlowKey, FlowTables, IdleTimeout, NewFlow, Packet};
+use crate::{FlowKey, FlowTables, FlowTraffic, IdleTimeout, NewFlow, Packet};
 
 const IDLE: Duration = Duration::from_secs(100);
 
@@ -117,6 +117,36 @@ fn a_closed_connection_is_reported_once_before_its_entry_expires() {
         assert_eq!(record.source.is_some(), !is_dsr);
         logged.tables.retain(at(64_000), |_| false);
         assert_eq!(logged.records(), [], "the removal of the entry is no second end");
+    }
+}
+
+#[test]
+fn a_view_has_what_was_counted_of_a_flow_that_is_logged_now() {
+    for is_dsr in [true, false] {
+        let mut logged = Logged::new(1000);
+        (0..2).for_each(|n| logged.open(is_dsr, n, at(0)));
+        logged.count(is_dsr, 1, false, false, flags::ACK, 1_500, at(1));
+        if !is_dsr {
+            logged.count(is_dsr, 1, false, true, flags::ACK, 40, at(2));
+        }
+        let viewed = |tables: &FlowTables| {
+            let mut found = Vec::new();
+            assert_eq!(
+                tables.scan(0, u64::MAX, at(3), |flow| found.push((flow.client_port, flow.traffic))),
+                None
+            );
+            found.sort_unstable_by_key(|(port, _)| *port);
+            found
+        };
+        let traffic = |packets, bytes| Some(FlowTraffic { packets, bytes });
+        let second = if is_dsr { traffic(2, 1_560) } else { traffic(3, 1_600) };
+        assert_eq!(viewed(&logged.tables), [(1, traffic(1, 60)), (2, second)]);
+        assert_eq!(logged.tables.end_all(0, u64::MAX), None);
+        assert_eq!(
+            viewed(&logged.tables),
+            [(1, None), (2, None)],
+            "they are in the table, but not in the log"
+        );
     }
 }
 

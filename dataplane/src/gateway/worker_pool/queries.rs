@@ -2,6 +2,7 @@
 //!
 //! Promises: no worker waits for the caller. A worker that doesn't answer in time is left out and counted.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -20,6 +21,24 @@ impl<F> WorkerPool<F> {
         let (answers, silent) =
             self.query_all(timeout, |reply| Query::Flows(FlowQuery::new(filter.clone(), limit, reply)));
         let mut flows = answers.concat();
+        flows.truncate(limit);
+        (flows, silent)
+    }
+
+    /// Like [`Self::flows`], but lists the flows with the most bytes, sorted by them. Flows that aren't in the flow log are
+    /// last.
+    #[must_use]
+    pub fn flows_with_most_bytes(
+        &self,
+        filter: &FlowFilter,
+        limit: usize,
+        timeout: Duration,
+    ) -> (Vec<FlowView>, usize) {
+        let (answers, silent) = self.query_all(timeout, |reply| {
+            Query::Flows(FlowQuery::new(filter.clone(), limit, reply).with_most_bytes())
+        });
+        let mut flows = answers.concat();
+        flows.sort_by_key(|flow| Reverse(flow.bytes()));
         flows.truncate(limit);
         (flows, silent)
     }
