@@ -36,19 +36,22 @@ pub(super) fn tear_down(id: &str) {
 fn undo(id: &str) {
     existing().retain(|other| other != id);
     let prefix = format!("{id}-");
-    for name in all_names().into_iter().filter(|name| name.starts_with(&prefix)) {
-        end_processes_in(&name);
-        // Remove the files before the namespace, because the next namespace may get its number.
-        inode_of(&name).into_iter().for_each(remove_devices);
-        if let Err(error) = ip(&["netns", "del", &name], "") {
-            eprintln!("clean-up: {error:#}");
-        }
-    }
+    all_names().iter().filter(|name| name.starts_with(&prefix)).for_each(|name| remove_host(name));
     let directory = lab_directory(id);
     if directory.exists()
         && let Err(error) = fs::remove_dir_all(&directory)
     {
         eprintln!("clean-up: {}: {error}", directory.display());
+    }
+}
+
+/// Ends every process in a namespace of a lab and removes it.
+pub(super) fn remove_host(name: &str) {
+    end_processes_in(name);
+    // Remove the files before the namespace, because the next namespace may get its number.
+    inode_of(name).into_iter().for_each(remove_devices);
+    if let Err(error) = ip(&["netns", "del", name], "") {
+        eprintln!("clean-up: {error:#}");
     }
 }
 

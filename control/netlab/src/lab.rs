@@ -11,6 +11,7 @@
 
 use super::addresses::{self as plan, Family};
 use super::cleanup;
+use super::exclusive::changing;
 use super::lab_plan::LabPlan;
 use super::marks;
 use super::namespace::{Namespace, lab_directory};
@@ -122,6 +123,11 @@ impl Lab {
     /// When the kernel refuses it.
     pub fn add_host(&self, name: &str, mac: &str) -> Result<Namespace> {
         build_host(&self.id, &self.switch, name, mac)
+    }
+
+    /// Ends the processes of a host of [`Lab::add_host`] and removes it.
+    pub fn remove_host(&self, host: &Namespace) {
+        changing(|| cleanup::remove_host(host.name()));
     }
 
     /// Adds a host for another gateway. Its kernel takes no part in forwarding, like that of the first one.
