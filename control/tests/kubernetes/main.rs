@@ -7,6 +7,7 @@
 mod admission;
 mod api;
 mod api_loss;
+mod conformance;
 mod connect;
 mod definitions;
 mod endpoints;
@@ -18,6 +19,7 @@ mod install;
 mod invalid_objects;
 mod json_log;
 mod kubectl;
+mod kubelet;
 mod lagging;
 mod layer2;
 mod lifecycle;

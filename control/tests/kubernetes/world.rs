@@ -330,6 +330,11 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         std::fs::read_dir(state).is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(is_of_objects)))
     }
 
+    /// The network of the test.
+    pub(crate) fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
     /// The gateways' namespace.
     pub(crate) fn namespace(&self) -> &Namespace {
         self.lab.gateway()

@@ -52,6 +52,11 @@ impl Forwarder {
         self.address
     }
 
+    /// The host and port to which it connects.
+    pub(crate) fn upstream(&self) -> (String, u16) {
+        self.upstream.clone()
+    }
+
     /// Closes all connections and refuses new ones, or listens on the same port again.
     pub(crate) fn refuse(&self, refuse: bool) {
         if !refuse {

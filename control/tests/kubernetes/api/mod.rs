@@ -16,6 +16,7 @@ mod started;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+pub(crate) use forward::Forwarder;
 use mode::Mode;
 pub(crate) use needs::Needs;
 use needs::used;
@@ -24,7 +25,7 @@ use real::Real;
 use serde_json::Value;
 use started::ControlPlane;
 use test_apiserver::{Fault, Faults, Logged, Options, Snapshot, TestApiServer, User};
-use tidegate_netlab::Lab;
+use tidegate_netlab::{Lab, Namespace};
 
 /// The namespace and the name of the gateways' account.
 const ACCOUNT: (&str, &str) = ("tidegate-system", "tidegate");
@@ -265,6 +266,24 @@ impl Api {
         match &self.0 {
             Server::Test(..) => unreachable!("a test of a real server is skipped without one"),
             Server::Real(real) => real.admin(),
+        }
+    }
+
+    /// Starts the controllers that make Pods of Deployments and EndpointSlices of Pods.
+    pub(crate) fn run_workload_controllers(&self) {
+        used(Needs::Pods);
+        match &self.0 {
+            Server::Test(..) => unreachable!("a test of a real server is skipped without one"),
+            Server::Real(real) => real.plane().run_workload_controllers(),
+        }
+    }
+
+    /// Makes a real server reachable from another namespace of the lab, at the address that its gateways use.
+    pub(crate) fn reached_from(&self, namespace: &Namespace) -> Forwarder {
+        used(Needs::RealServer);
+        match &self.0 {
+            Server::Test(..) => unreachable!("a test of a real server is skipped without one"),
+            Server::Real(real) => real.reached_from(namespace),
         }
     }
 

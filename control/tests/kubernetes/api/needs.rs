@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::PathBuf;
 
 use super::mode::Mode;
 
@@ -36,19 +37,24 @@ pub(crate) enum Needs {
     RealServer,
     /// A real server whose history is discarded and that is started again.
     DiscardedHistory,
+    /// Pods, from Deployments: a control plane with its controllers, and the programs of the Pods' images.
+    Pods,
 }
 
 impl Needs {
     /// Whether it is a method of [`super::Api`], which records its use.
     fn is_switch(self) -> bool {
-        !matches!(self, Self::NamespaceController | Self::NoNodes | Self::RealServer | Self::Version(_))
+        !matches!(
+            self,
+            Self::NamespaceController | Self::NoNodes | Self::Pods | Self::RealServer | Self::Version(_)
+        )
     }
 
     /// The reason why the server of this run does not fulfil it, if so.
     fn lack(self) -> Option<String> {
         let mode = Mode::of_this_run();
         let is_there = match (self, mode) {
-            (Self::RealServer | Self::DiscardedHistory, Mode::InProcess) => false,
+            (Self::Pods | Self::RealServer | Self::DiscardedHistory, Mode::InProcess) => false,
             (_, Mode::InProcess) | (Self::RealServer, _) => true,
             (
                 Self::Requests
@@ -60,6 +66,9 @@ impl Needs {
             ) => true,
             (Self::NamespaceController, Mode::Binaries(binaries)) => binaries.controller_manager.is_some(),
             (Self::NamespaceController, Mode::Cluster(_)) => true,
+            (Self::Pods, Mode::Binaries(binaries)) => {
+                binaries.controller_manager.is_some() && programs().is_some()
+            }
             (Self::Version(minor), _) => mode.minor_version() >= minor,
             _ => false,
         };
@@ -87,8 +96,14 @@ impl Needs {
             Self::DiscardedHistory => {
                 "restart_without_history(): a real API server that a test may stop".into()
             }
+            Self::Pods => "Pods, with the programs of their images (make conformance)".into(),
         }
     }
+}
+
+/// The directory of the programs of images and of the conformance suite, which `deploy/scripts/conformance.sh` builds.
+pub(crate) fn programs() -> Option<PathBuf> {
+    std::env::var_os("TIDEGATE_CONFORMANCE").filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 thread_local! {

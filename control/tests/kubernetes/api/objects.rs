@@ -268,12 +268,13 @@ pub(crate) struct ObjectPath {
 }
 
 /// Cluster-scoped kinds that the tests use.
-const OF_THE_CLUSTER: [&str; 11] = [
+const OF_THE_CLUSTER: [&str; 12] = [
     "AddressPool",
     "ClusterRole",
     "ClusterRoleBinding",
     "CustomResourceDefinition",
     "FlowSchema",
+    "GatewayClass",
     "GatewayStatus",
     "Namespace",
     "Node",

@@ -115,6 +115,11 @@ impl Real {
         self.forwarder.address()
     }
 
+    /// Listens at the same address in another namespace.
+    pub(super) fn reached_from(&self, namespace: &Namespace) -> Forwarder {
+        Forwarder::start(namespace, self.address(), self.forwarder.upstream(), self.admin.runtime())
+    }
+
     /// A kubeconfig through the forwarder, with a token or as the administrator.
     pub(super) fn kubeconfig_text(&self, token: Option<&str>) -> String {
         let (mut cluster, admin) = self.kubeconfig.clone();

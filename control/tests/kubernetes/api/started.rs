@@ -24,6 +24,10 @@ const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PEERS: &str = "http://127.0.0.1:2380";
 /// The controllers that empty namespaces and check the types of admission policies.
 const CONTROLLERS: &str = "namespace,validatingadmissionpolicy-status-controller";
+/// The controllers that make Pods of Deployments and EndpointSlices of Pods. Only some tests run them: they would also
+/// change the objects of the others.
+const WORKLOAD_CONTROLLERS: &str = "deployment-controller,replicaset-controller,endpointslice-controller,\
+                                    serviceaccount-controller,garbage-collector-controller";
 const ADMIN_TOKEN: &str = "stories-admin";
 /// The maximum time of a cold start on a busy machine.
 const READY: Duration = Duration::from_secs(180);
@@ -208,19 +212,29 @@ impl ControlPlane {
             ],
         );
         self.await_readiness();
-        if let Some(program) = &self.binaries.controller_manager {
-            self.run(
-                "kube-controller-manager",
-                program,
-                &[
-                    format!("--kubeconfig={}", file("admin.kubeconfig")),
-                    format!("--controllers={CONTROLLERS}"),
-                    "--leader-elect=false".into(),
-                    format!("--cert-dir={}", file("certificates")),
-                    "--bind-address=127.0.0.1".into(),
-                ],
-            );
+        if self.binaries.controller_manager.is_some() {
+            self.run_controllers("kube-controller-manager", CONTROLLERS);
         }
+    }
+
+    /// Starts the controllers of Deployments, Pods and EndpointSlices, until the control plane ends or is restarted.
+    pub(crate) fn run_workload_controllers(&self) {
+        self.run_controllers("kube-controller-manager-of-workloads", WORKLOAD_CONTROLLERS);
+    }
+
+    fn run_controllers(&self, name: &str, controllers: &str) {
+        let program = self.binaries.controller_manager.as_deref();
+        self.run(
+            name,
+            program.expect("a test without kube-controller-manager is skipped"),
+            &[
+                format!("--kubeconfig={}", self.path("admin.kubeconfig").display()),
+                format!("--controllers={controllers}"),
+                "--leader-elect=false".into(),
+                // Its metrics are not read.
+                "--secure-port=0".into(),
+            ],
+        );
     }
 
     fn run(&self, name: &str, program: &Path, arguments: &[String]) {
