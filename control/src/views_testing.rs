@@ -36,6 +36,8 @@ pub(crate) fn port(vip: &str, mode: ForwardingMode, backends: Vec<BackendView>) 
         refused: None,
         fail_open: false,
         note: None,
+        route: None,
+        rejected_ppm: 0,
         backends,
     }
 }

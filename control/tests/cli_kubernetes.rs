@@ -141,7 +141,7 @@ fn doctor_names_the_rights_that_the_account_lacks() {
         server.apply(&fs::read_to_string(format!("{base}/{file}")).expect("it is there")).expect("legal");
     }
     let able = doctor(&server.service_account_token("tidegate-system", "tidegate"));
-    assert!(able.out.contains("the account has all 27 rights"), "{}", able.out);
+    assert!(able.out.contains("the account has all 47 rights"), "{}", able.out);
     assert!(!able.out.contains("\"api\",\n      \"level\": \"fault\""), "{}", able.out);
 
     let unknown = doctor("no-such-token");
@@ -163,7 +163,7 @@ fn a_support_bundle_without_a_gateway_has_no_token() {
     for part in [
         "is `tidegate run` running, and is this its admin.socket?",
         "kubeconfig: kubeconfig",
-        "the account has all 27 rights",
+        "the account has all 47 rights",
     ] {
         assert!(contains(part), "{part} is in the bundle");
     }

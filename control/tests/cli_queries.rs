@@ -61,6 +61,8 @@ fn port(name: &str, number: u16, refused: Option<&str>) -> PortView {
         refused: refused.map(|why| PortRefusal::from(why.to_owned())),
         fail_open: false,
         note: None,
+        route: None,
+        rejected_ppm: 0,
         backends: match refused {
             Some(_) => vec![],
             None => vec![

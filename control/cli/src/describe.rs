@@ -228,13 +228,19 @@ fn ports(service: &ServiceView) -> Table {
     for port in &service.ports {
         let why = port.refused.as_ref().map(ToString::to_string).or_else(|| port.note.clone());
         let fail_open = port.fail_open.then(|| "no backend is healthy: all of them are used".to_owned());
+        let rejected = (port.rejected_ppm > 0)
+            .then(|| format!("{:.1} % of new flows are rejected", f64::from(port.rejected_ppm) / 10_000.0));
         table.row([
             format!("{}/{}", port.port, port.protocol),
             port.name.clone(),
             port.vip.to_string(),
             port.mode.to_string(),
             format!("{}/{}", port.count(BackendViewState::Active), port.backends.len()),
-            why.into_iter().chain(fail_open).collect::<Vec<_>>().join("; "),
+            [port.route.clone(), why, fail_open, rejected]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join("; "),
         ]);
     }
     table

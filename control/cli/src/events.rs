@@ -45,7 +45,9 @@ impl Events {
 
 fn service(text: &str) -> Result<String, String> {
     let is_name = tidegate_model::yaml::text::is_rfc1123_subdomain;
-    let is_valid = text.split_once('/').is_some_and(|(namespace, name)| is_name(namespace) && is_name(name));
+    let is_valid = text.split_once('/').is_some_and(|(namespace, name)| {
+        is_name(namespace) && is_name(name.strip_prefix("gateway/").unwrap_or(name))
+    });
     is_valid.then(|| text.to_owned()).ok_or_else(|| "accepted: NAMESPACE/NAME".to_owned())
 }
 

@@ -72,10 +72,9 @@ pub(super) fn found_all(
 
 /// Whether `wanted` (`NAME` or `NAMESPACE/NAME`) is this object.
 pub(super) fn is_named(wanted: &str, namespace: Option<&str>, name: &str) -> bool {
-    match wanted.split_once('/') {
-        Some((of, wanted)) => Some(of) == namespace && wanted == name,
-        None => wanted == name,
-    }
+    // The name of a Gateway contains a slash: `gateway/NAME`.
+    let is_qualified = |(of, wanted)| Some(of) == namespace && wanted == name;
+    wanted == name || wanted.split_once('/').is_some_and(is_qualified)
 }
 
 /// Reports an empty list on standard error, like kubectl. An empty list is not an error.

@@ -3,7 +3,7 @@
 //! `plan` creates them, `event_recorder` writes them. Their reasons are the ones that users know from other load
 //! balancers.
 
-use tidegate_model::objects::ObjectKey;
+use tidegate_model::objects::{ObjectKey, gateway_api};
 use tidegate_policy::reconcile::{Finding, ObjectKind};
 
 use super::reasons::{EventReason, event_reason};
@@ -45,9 +45,13 @@ pub(super) struct Regarding {
 }
 
 impl Regarding {
-    /// A Service.
+    /// A Service, or the Gateway that is served under this key.
     pub(super) fn service(key: &ObjectKey, uid: impl Into<String>) -> Self {
-        Self { kind: ObjectKind::Service, key: key.clone(), uid: uid.into() }
+        let (kind, key) = match key.gateway_name() {
+            Some(name) => (ObjectKind::Gateway, ObjectKey::new(key.namespace.as_str(), name)),
+            None => (ObjectKind::Service, key.clone()),
+        };
+        Self { kind, key, uid: uid.into() }
     }
 
     /// An AddressPool.
@@ -66,6 +70,9 @@ impl Regarding {
             ObjectKind::AddressPool => tidegate_model::config::API_VERSION,
             ObjectKind::EndpointSlice => "discovery.k8s.io/v1",
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => "v1",
+            ObjectKind::Gateway | ObjectKind::ListenerSet | ObjectKind::TcpRoute | ObjectKind::UdpRoute => {
+                gateway_api::API_VERSION
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! `tidegate_source::kubernetes` reads from the cluster. The path of a write: the daemon passes each round to the
 //! [`ClusterWriter`]; `writer` calls [`plan`] to compare it with the objects of the API server; `queue` releases the
-//! writes at a bounded rate; `request` sends them; `event_recorder` writes the [`event`]s.
+//! writes at a bounded rate; `write_request` sends them; `event_recorder` writes the [`event`]s.
 //!
 //! `elect` acquires the [`lease`]. `peer_poll` reads the status of the other gateways (`peers`, `sharing_peers`),
 //! `own_status` writes the status of this one, and `duplicate_name` detects another gateway with the same name.
@@ -24,6 +24,7 @@ mod duplicate_name;
 mod elect;
 mod event;
 mod event_recorder;
+mod gateway_api_request;
 pub mod layer2;
 pub mod lease;
 pub mod line_budget;
@@ -40,6 +41,7 @@ mod round_robin;
 mod sharing_peers;
 pub mod token_bucket;
 pub mod uninstall;
+mod write_request;
 mod writer;
 mod writer_handle;
 

@@ -13,10 +13,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_model::objects::{AddressPool, ObjectKey, Service};
+use tidegate_model::objects::gateway_api::{Gateway, GatewayClass, ListenerSet, Route};
+use tidegate_model::objects::{AddressPool, ObjectKey, Objects, Protocol, Service};
 use tokio::time::Instant;
 
-use super::plan::Write;
+use super::plan::{Write, WrittenStatus};
 use super::round_robin::RoundRobin;
 use super::token_bucket::TokenBucket;
 
@@ -48,15 +49,21 @@ pub(super) enum Target {
     Status(ObjectKey),
     Pool(String),
     PoolFinalizer(String),
+    /// The status of an object of the Gateway API, by its kind and key.
+    GatewayApi(&'static str, ObjectKey),
 }
 
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Finalizer(service) => write!(f, "the finalizer of Service {service}"),
+            Self::Finalizer(service) => match service.gateway_name() {
+                Some(name) => write!(f, "the finalizer of Gateway {}/{name}", service.namespace),
+                None => write!(f, "the finalizer of Service {service}"),
+            },
             Self::Status(service) => write!(f, "the status of Service {service}"),
             Self::Pool(pool) => write!(f, "the status of AddressPool {pool}"),
             Self::PoolFinalizer(pool) => write!(f, "the finalizer of AddressPool {pool}"),
+            Self::GatewayApi(kind, object) => write!(f, "the status of {kind} {object}"),
         }
     }
 }
@@ -68,13 +75,14 @@ impl Target {
             Write::ServiceStatus { service, .. } => Self::Status(service.clone()),
             Write::PoolStatus { pool, .. } => Self::Pool(pool.clone()),
             Write::PoolFinalizer { pool, .. } => Self::PoolFinalizer(pool.clone()),
+            Write::GatewayApiStatus { object, status, .. } => Self::GatewayApi(status.kind(), object.clone()),
         }
     }
 
     /// The namespace, which determines the round-robin share; empty for cluster-scoped objects.
     pub(super) fn namespace(&self) -> &str {
         match self {
-            Self::Finalizer(service) | Self::Status(service) => &service.namespace,
+            Self::Finalizer(object) | Self::Status(object) | Self::GatewayApi(_, object) => &object.namespace,
             Self::Pool(_) | Self::PoolFinalizer(_) => "",
         }
     }
@@ -85,13 +93,53 @@ impl Target {
 pub(super) enum PlannedFrom {
     Service(Arc<Service>),
     Pool(Arc<AddressPool>),
+    GatewayClass(Arc<GatewayClass>),
+    Gateway(Arc<Gateway>),
+    ListenerSet(Arc<ListenerSet>),
+    Route(Arc<Route>),
 }
 
 impl PlannedFrom {
+    /// The object that a write changes; `None` if it no longer exists.
+    pub(super) fn of(write: &Write, objects: &Objects) -> Option<Self> {
+        Some(match write {
+            Write::Finalizer { service, .. } | Write::ServiceStatus { service, .. } => {
+                match service.gateway_name() {
+                    // The Service of a Gateway also changes with its routes.
+                    Some(name) => {
+                        let key = ObjectKey::new(service.namespace.as_str(), name);
+                        Self::Gateway(objects.gateways.get(&key)?.clone())
+                    }
+                    None => Self::Service(objects.services.get(service)?.clone()),
+                }
+            }
+            Write::PoolStatus { pool, .. } | Write::PoolFinalizer { pool, .. } => {
+                Self::Pool(objects.address_pools.get(pool)?.clone())
+            }
+            Write::GatewayApiStatus { object, status, .. } => match status {
+                WrittenStatus::GatewayClass(_) => {
+                    Self::GatewayClass(objects.gateway_classes.get(&object.name)?.clone())
+                }
+                WrittenStatus::Gateway(_) => Self::Gateway(objects.gateways.get(object)?.clone()),
+                WrittenStatus::ListenerSet(_) => {
+                    Self::ListenerSet(objects.listener_sets.get(object)?.clone())
+                }
+                WrittenStatus::Route(Protocol::Udp, _) => {
+                    Self::Route(objects.udp_routes.get(object)?.clone())
+                }
+                WrittenStatus::Route(..) => Self::Route(objects.tcp_routes.get(object)?.clone()),
+            },
+        })
+    }
+
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Service(one), Self::Service(other)) => Arc::ptr_eq(one, other),
             (Self::Pool(one), Self::Pool(other)) => Arc::ptr_eq(one, other),
+            (Self::GatewayClass(one), Self::GatewayClass(other)) => Arc::ptr_eq(one, other),
+            (Self::Gateway(one), Self::Gateway(other)) => Arc::ptr_eq(one, other),
+            (Self::ListenerSet(one), Self::ListenerSet(other)) => Arc::ptr_eq(one, other),
+            (Self::Route(one), Self::Route(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }
@@ -121,7 +169,7 @@ pub(super) enum Outcome {
 #[derive(Debug)]
 pub(super) enum Next {
     /// Send this.
-    Send(Target, Write),
+    Send(Target, Box<Write>),
     /// Wait until this time.
     At(Instant),
     /// Wait for a change.
@@ -234,7 +282,7 @@ impl Queue {
         let job = self.jobs.remove(&target).expect("each target in the order has a job");
         self.in_progress.insert(target.clone(), (job.clone(), now));
         self.still_planned.insert(target.clone());
-        Next::Send(target, job.write)
+        Next::Send(target, Box::new(job.write))
     }
 
     /// Records the end of a request.

@@ -1,26 +1,18 @@
-//! Sends writes to the API server and classifies its responses.
-//!
-//! Status is written by server-side apply under one field manager, so that fields of other owners stay theirs. The
-//! finalizer of a Service is written with a strategic merge patch, which adds or removes one list entry. AddressPools
-//! don't support such a patch, so their finalizer is applied. All requests contain the uid, so that they don't change
-//! an object that was deleted and created again.
+//! Sends requests to the API server with a time limit, classifies its responses, and applies statuses.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{LoadBalancerIngress, PortStatus, Service};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tidegate_model::objects::{Condition, FINALIZER, Ingress, IngressPort};
 use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_source::kubernetes::{Connector, causes};
 use tokio::time::timeout;
 
 use super::counts::Ended;
-use super::crd::{self, AddressPool};
-use super::plan::Write;
+use super::crd;
 use super::queue::Outcome;
 
 /// The response timeout. Together with the renewal deadline it doesn't exceed the Lease duration, so that the last
@@ -37,10 +29,10 @@ pub(super) enum RequestError {
     #[error("conflict: {0} kept changing while it was being written")]
     Contested(String),
     #[error(
-        "the CustomResourceDefinition of {kind} is older than this gateway, so {fields} cannot be written; accepted: the \
-         definitions of deploy/kubernetes/crds"
+        "the CustomResourceDefinition of {kind} is older than this gateway, so {fields} cannot be written; accepted: \
+         {accepted}"
     )]
-    OlderDefinition { kind: &'static str, fields: String },
+    OlderDefinition { kind: &'static str, fields: String, accepted: &'static str },
     #[error("{}", shown(.0))]
     Client(#[from] kube::Error),
 }
@@ -137,43 +129,9 @@ pub(super) async fn with_client<T, F: Future<Output = Result<T, RequestError>>>(
     response
 }
 
-/// Sends a write.
-pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestError> {
-    let apply = PatchParams::apply(FIELD_MANAGER).force();
-    match write {
-        Write::Finalizer { service, uid, present } => {
-            let api: Api<Service> = Api::namespaced(client, &service.namespace);
-            let patch = finalizer(&uid, present);
-            // Only the field manager: `force` is for applies.
-            let params =
-                PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-            within(api.patch(&service.name, &params, &Patch::Strategic(patch))).await?;
-        }
-        Write::ServiceStatus { service, uid, ingress, conditions } => {
-            let api: Api<Service> = Api::namespaced(client, &service.namespace);
-            let patch = service_status(&service.name, &uid, ingress.as_deref(), &conditions);
-            within(api.patch_status(&service.name, &apply, &Patch::Apply(patch))).await?;
-        }
-        Write::PoolFinalizer { pool, uid, present } => {
-            let api: Api<AddressPool> = Api::all(client);
-            let patch = pool_finalizer(&pool, &uid, present);
-            within(api.patch(&pool, &apply, &Patch::Apply(patch))).await?;
-        }
-        Write::PoolStatus { pool, status } => {
-            let api: Api<AddressPool> = Api::all(client);
-            let (_, left_out) = apply_status(&api, &pool, own_status("AddressPool", &pool, &status)).await?;
-            // Treat this as a failure, so that it is reported and retried in case the definition was updated.
-            if !left_out.is_empty() {
-                let fields = left_out.join(", ");
-                return Err(RequestError::OlderDefinition { kind: "AddressPool", fields });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Applies the status of one of our own kinds. If the definition is from an older version, as during an upgrade, only
-/// its fields are written. Also returns the fields that were left out.
+/// Applies the status of an object whose definition may be older than this gateway, such as one of our own kinds. If the
+/// definition is from an older version, as during an upgrade, only its fields are written. Also returns the fields that
+/// were left out.
 pub(super) async fn apply_status<K: Clone + DeserializeOwned + Debug>(
     api: &Api<K>,
     name: &str,
@@ -211,44 +169,6 @@ pub(super) fn classify(result: &Result<(), RequestError>) -> (Outcome, Ended) {
     }
 }
 
-fn finalizer(uid: &str, present: bool) -> Value {
-    let key = if present { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
-    json!({"metadata": {"uid": uid, key: [FINALIZER]}})
-}
-
-/// Applies our finalizer, or none: an apply removes the fields that we no longer list, and keeps those of other
-/// managers. The uid prevents the creation of a pool that no longer exists.
-fn pool_finalizer(name: &str, uid: &str, present: bool) -> Value {
-    let finalizers: &[&str] = if present { &[FINALIZER] } else { &[] };
-    json!({
-        "apiVersion": tidegate_model::config::API_VERSION, "kind": "AddressPool",
-        "metadata": {"name": name, "uid": uid, "finalizers": finalizers},
-    })
-}
-
-fn service_status(name: &str, uid: &str, ingress: Option<&[Ingress]>, conditions: &[Condition]) -> Value {
-    let mut status = json!({});
-    if let Some(ingress) = ingress {
-        status["loadBalancer"] = json!({"ingress": ingress.iter().map(api_ingress).collect::<Vec<_>>()});
-    }
-    if !conditions.is_empty() {
-        status["conditions"] = json!(conditions.iter().map(crd::Condition::from).collect::<Vec<_>>());
-    }
-    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "uid": uid}, "status": status})
-}
-
-fn api_ingress(ingress: &Ingress) -> LoadBalancerIngress {
-    let Ingress { ip, hostname, ip_mode, ports } = ingress.clone();
-    let port =
-        |port: IngressPort| PortStatus { error: port.error, port: port.port.into(), protocol: port.protocol };
-    LoadBalancerIngress {
-        ip: ip.map(|ip| ip.to_string()),
-        hostname,
-        ip_mode,
-        ports: (!ports.is_empty()).then(|| ports.into_iter().map(port).collect()),
-    }
-}
-
 /// The status of one of our own kinds, for an apply.
 pub(super) fn own_status(kind: &str, name: &str, status: &impl serde::Serialize) -> Value {
     json!({"apiVersion": tidegate_model::config::API_VERSION, "kind": kind, "metadata": {"name": name}, "status": status})
@@ -257,31 +177,4 @@ pub(super) fn own_status(kind: &str, name: &str, status: &impl serde::Serialize)
 /// The `GatewayStatus` object, which must exist before its status can be written.
 pub(super) fn gateway(name: &str) -> crd::GatewayStatus {
     crd::GatewayStatus::new(name, crd::GatewayStatusSpec { gateway: name.to_owned() })
-}
-
-#[cfg(test)]
-mod tests {
-    use test_apiserver::{Options, TestApiServer};
-
-    use super::*;
-    use tidegate_model::objects::ObjectKey;
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_finalizer_that_arrives_after_the_deletion_is_not_an_error() {
-        let server = TestApiServer::start(Options::default()).expect("a free loopback port");
-        let directory = tempfile::tempdir().expect("a directory");
-        let connector = Connector::new(Some(server.kubeconfig(directory.path()).expect("a file")));
-        let service = json!({
-            "apiVersion": "v1", "kind": "Service",
-            "metadata": {"name": "web", "namespace": "shop", "finalizers": ["example.com/finalizer"]},
-            "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}
-        });
-        let stored = server.put(service).expect("a valid Service");
-        assert!(server.delete("v1", "Service", "shop", "web"));
-        let uid = stored[0]["metadata"]["uid"].as_str().expect("a server sets it").to_owned();
-        let write = Write::Finalizer { service: ObjectKey::new("shop", "web"), uid, present: true };
-        let result = with_client(&connector, |client| send(client, write)).await;
-        assert_eq!(result.as_ref().expect_err("it is deleted").code(), Some(422));
-        assert_eq!(classify(&result), (Outcome::Superseded, Ended::Conflict));
-    }
 }

@@ -6,6 +6,8 @@
 //! path, the dataplane, a source of objects, a clock, a file, a socket or a thread. The tests read their objects with
 //! `tidegate-source`, query the real listeners of `tidegate-health`, and send packets through `tidegate-pipeline`.
 
+pub mod cross_check;
+pub mod gateway_api;
 mod largest_first;
 pub mod pools;
 pub mod reconcile;

@@ -7,12 +7,15 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_model::config::{self, GatewayConfig, SourceConfig};
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{ObjectKey, Objects};
+use tidegate_policy::cross_check;
+use tidegate_policy::gateway_api::GatewayApi;
 use tidegate_policy::reconcile::{DscpConflicts, Finding, Input, Memory, Outcome, Reason, reconcile};
 use tidegate_snapshot::Snapshot;
 use tidegate_snapshot::neighbors::NeighborTable;
@@ -20,7 +23,6 @@ use tidegate_source::directory::DirectorySource;
 use tidegate_source::kubernetes;
 use tidegate_spec::{BackendProblem, CompileError, Problem, SnapshotSpec};
 
-use super::cross_check;
 use crate::assemble;
 
 /// The result of loading the files.
@@ -28,7 +30,7 @@ pub(super) struct Offline {
     /// The configuration, if it is valid. Queries need it.
     pub(super) config: Option<GatewayConfig>,
     /// The valid objects.
-    pub(super) objects: Objects,
+    pub(super) objects: Arc<Objects>,
     /// The desired state, if there is a configuration.
     pub(super) outcome: Option<Outcome>,
     /// Every fault of configuration, manifests and desired state.
@@ -64,6 +66,9 @@ pub(super) fn offline(path: &Path) -> Offline {
         }
         None => Objects::default(),
     };
+    let mut gateway_api = GatewayApi::default();
+    let objects = gateway_api.derive(&Arc::new(objects));
+    report.extend(gateway_api.findings().iter().map(|finding| finding.diagnostic.clone()));
     let outcome = loaded.config.as_ref().map(|config| {
         let outcome = reconcile_offline(config, &objects);
         report.extend(outcome.findings.iter().map(|f| f.diagnostic.clone()));

@@ -9,7 +9,6 @@
 //! more codes (`daemon`).
 
 mod check;
-mod cross_check;
 mod explain;
 mod load;
 mod replay;

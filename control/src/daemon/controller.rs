@@ -139,7 +139,7 @@ impl Controller {
 
     /// When a round is due even without a change.
     pub(super) fn due(&self) -> Option<Instant> {
-        let has_objects = self.gatherer.manifests.is_some();
+        let has_objects = self.gatherer.objects().is_some();
         let decision = self.decider.due(&self.config().self_check, has_objects);
         let own = [decision, self.gatherer.drained.due(), self.publication.due(), self.reporter.due()];
         own.into_iter().chain([self.cluster.due()]).flatten().min()
@@ -172,7 +172,7 @@ impl Controller {
 
     /// Sets the current state of the source; `None` until it is known.
     pub(super) fn take(&mut self, manifests: SourceUpdate) {
-        self.gatherer.manifests = Some(manifests).filter(|update| update.revision > 0);
+        self.gatherer.take(Some(manifests).filter(|update| update.revision > 0));
     }
 
     /// Sets the results of the health checks.
@@ -239,14 +239,13 @@ impl Controller {
     fn trial(&self, path: Option<PathBuf>) -> Trial {
         let Configuration { path: own, config, settings } = &self.gatherer.configuration;
         let (memory, now) = self.decider.memory();
-        let manifests = self.gatherer.manifests.as_ref();
         Trial {
             path,
             own: own.clone(),
             config: config.clone(),
             settings: settings.clone(),
             dataplane: Arc::clone(&self.dataplane),
-            objects: manifests.map(|update| Objects::clone(&update.objects)).unwrap_or_default(),
+            objects: self.gatherer.objects().map(|objects| Objects::clone(objects)).unwrap_or_default(),
             verdicts: self.gatherer.verdicts.clone(),
             drained: self.gatherer.drained.targets().clone(),
             memory,

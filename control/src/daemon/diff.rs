@@ -19,6 +19,7 @@ use tidegate_model::bounded_file::{self, FILE_BYTES_MAX};
 use tidegate_model::config::{self, GatewayConfig, Loaded, SourceConfig};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Objects;
+use tidegate_policy::gateway_api::GatewayApi;
 use tidegate_policy::reconcile::{DrainTarget, Input, Memory, Outcome, Settings, reconcile};
 use tidegate_source::directory::DirectorySource;
 use tidegate_spec::Protocol;
@@ -88,18 +89,15 @@ impl Trial {
         settings.other_gateways = Arc::clone(&self.settings.other_gateways);
         // A reload also reads a directory that is not watched.
         let read = match &new.source {
-            SourceConfig::Directory(directory) if !directory.watch => Some(
-                DirectorySource::load_within(
-                    &directory.path,
-                    directory.endpoint_slices_mib,
-                    directory.gateway_api,
-                )
-                .0,
-            ),
+            SourceConfig::Directory(directory) if !directory.watch => {
+                let (path, slices) = (&directory.path, directory.endpoint_slices_mib);
+                let (objects, _) = DirectorySource::load_within(path, slices, directory.gateway_api);
+                Some(GatewayApi::default().derive(&Arc::new(objects)))
+            }
             _ => None,
         };
         let before = self.outcome(&self.settings, &self.objects);
-        let after = self.outcome(&settings, read.as_ref().unwrap_or(&self.objects));
+        let after = self.outcome(&settings, read.as_deref().unwrap_or(&self.objects));
         let (ports, pending) = (ports(&before, &after), pending(&before, &after));
         DiffAnswer { accepted: restart.is_empty(), report, restart, reload, ports, pending }
     }

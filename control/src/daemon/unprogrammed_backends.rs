@@ -13,11 +13,11 @@ use tidegate_policy::reconcile::view::{BackendViewState, BackendWhy, PortRefusal
 use tidegate_policy::reconcile::{DscpConflicts, Finding, Outcome};
 use tidegate_spec::{Problem, ServiceKey};
 
-/// The findings of the last outcome that had conflicts.
+/// The findings of the last outcome that had others than those of reconcile.
 struct Findings {
     /// The findings of reconcile.
     of_services: Arc<[Finding]>,
-    /// The findings of reconcile and about conflicts.
+    /// The findings of reconcile, about conflicts, and about objects of the Gateway API.
     all: Arc<[Finding]>,
 }
 
@@ -29,16 +29,19 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// The outcome with the state of the ignored backends, and with the conflicts of `dsr-dscp`. Returns it unchanged
-    /// if there are neither.
+    /// The outcome with the state of the ignored backends, with the conflicts of `dsr-dscp`, and with the findings about
+    /// objects of the Gateway API. Returns it unchanged if there are none.
     pub(super) fn complete(
         &mut self,
         outcome: Arc<Outcome>,
         problems: &[Problem],
+        of_gateway_api: &Arc<[Finding]>,
         objects: &Objects,
     ) -> Arc<Outcome> {
         let conflicts = self.conflicts.among(&outcome.spec.services);
-        if conflicts.is_empty() && !problems.iter().any(|problem| matches!(problem, Problem::Backend { .. }))
+        if conflicts.is_empty()
+            && of_gateway_api.is_empty()
+            && !problems.iter().any(|problem| matches!(problem, Problem::Backend { .. }))
         {
             return outcome;
         }
@@ -51,17 +54,18 @@ impl Completion {
                 Arc::make_mut(&mut services[at]).warnings.push(conflict.to_string());
             }
         }
-        let of_conflicts = conflicts.iter().map(|conflict| conflict.finding(objects)).collect();
-        let findings = self.findings(&outcome.findings, of_conflicts);
+        let of_conflicts = conflicts.iter().map(|conflict| conflict.finding(objects));
+        let others = of_conflicts.chain(of_gateway_api.iter().cloned()).collect();
+        let findings = self.findings(&outcome.findings, others);
         Arc::new(Outcome { services, findings, ..(*outcome).clone() })
     }
 
     /// All findings, sorted. Returns the same slice as long as nothing changes.
-    fn findings(&mut self, of_services: &Arc<[Finding]>, of_conflicts: Vec<Finding>) -> Arc<[Finding]> {
-        if of_conflicts.is_empty() {
+    fn findings(&mut self, of_services: &Arc<[Finding]>, others: Vec<Finding>) -> Arc<[Finding]> {
+        if others.is_empty() {
             return Arc::clone(of_services);
         }
-        let all: BTreeSet<Finding> = of_services.iter().cloned().chain(of_conflicts).collect();
+        let all: BTreeSet<Finding> = of_services.iter().cloned().chain(others).collect();
         if let Some(before) = &self.findings
             && Arc::ptr_eq(&before.of_services, of_services)
             && before.all.iter().eq(&all)

@@ -6,6 +6,7 @@
 //!
 //! Invariant: pure. The same snapshot, views and packet give the same explanation.
 
+mod rejected_share;
 mod reply;
 #[cfg(test)]
 mod tests;
@@ -157,11 +158,10 @@ fn decide(
     if !snapshot.is_in_range(service, &src) {
         return Err((PacketVerdict::Drop, Refusal::SourceRange.as_str()));
     }
-
-    if service.limited.rejects_new_flows() {
-        let (from, to) = ((&src, packet.source.port()), (&dst, port));
-        let is_rejected = about.known_flow.is_none() && snapshot.rejects(service, from, to, proto);
-        draft.step("rejected share", text::rejected_share(info, about.known_flow.is_some(), is_rejected));
+    if let Some((is_rejected, why)) =
+        rejected_share::check(snapshot, service, packet, about.known_flow.is_some())
+    {
+        draft.step("rejected share", why);
         if is_rejected {
             return Err(no_endpoints(service));
         }
@@ -187,13 +187,24 @@ fn decide(
         draft.step("passive health", text::passive_health(rules, is_aside));
     }
     if service.mode == ForwardingMode::Nat && backend.address == src {
-        let snat = snapshot.snat_addresses(backend.family);
-        draft.step("hairpin", text::hairpin(&src, snat));
-        if snat.is_empty() {
-            return Err((PacketVerdict::Drop, Refusal::Hairpin.as_str()));
-        }
+        hairpin(snapshot, backend, &src, draft)?;
     }
     deliver(snapshot, about, packet, (service, backend), draft)
+}
+
+/// The step of a packet whose backend is its own source.
+fn hairpin(
+    snapshot: &Snapshot,
+    backend: &Backend,
+    src: &Addr,
+    draft: &mut Draft,
+) -> Result<(), (PacketVerdict, &'static str)> {
+    let snat = snapshot.snat_addresses(backend.family);
+    draft.step("hairpin", text::hairpin(src, snat));
+    match snat.is_empty() {
+        true => Err((PacketVerdict::Drop, Refusal::Hairpin.as_str())),
+        false => Ok(()),
+    }
 }
 
 /// The verdict on a packet of a flow that gets no backend.

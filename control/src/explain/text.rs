@@ -124,17 +124,6 @@ pub(super) fn source_range(info: &ServiceInfo, client: &Addr) -> String {
     }
 }
 
-/// The share of new flows that a service rejects, and whether this flow is one of them.
-pub(super) fn rejected_share(info: &ServiceInfo, is_known: bool, is_rejected: bool) -> String {
-    let percent = f64::from(info.rejected_ppm) / 10_000.0;
-    let this = match (is_known, is_rejected) {
-        (true, _) => "this flow is known and is served",
-        (false, true) => "by its addresses and ports, this flow is one of them",
-        (false, false) => "by its addresses and ports, this flow is not one of them",
-    };
-    format!("{percent} % of new flows are rejected, as if no backend took new flows: {this}")
-}
-
 /// Which list of the gateway contains a source.
 pub(super) fn source_list(lists: &SourceLists, client: &Addr) -> String {
     match lists.find(client) {

@@ -79,7 +79,9 @@ pub(crate) fn apply(
     let previous: FieldSet =
         owners.iter().filter(|owner| is_ours(owner)).flat_map(|owner| owner.fields.clone()).collect();
     let kept = |path: &Vec<String>| owners.iter().any(|owner| !is_ours(owner) && owner.fields.contains(path));
-    for path in previous.difference(&set).filter(|path| !kept(path)) {
+    // A list that was applied empty, and now has items, is not removed.
+    let has_items = |path: &Vec<String>| set.iter().any(|one| one.starts_with(path));
+    for path in previous.difference(&set).filter(|path| !kept(path) && !has_items(path)) {
         remove(&mut merged, path);
     }
 

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::repository::{File, files, headings};
 
 /// The directories of the tests of each letter.
-const DIRECTORIES: [(&str, &[&str]); 11] = [
+const DIRECTORIES: [(&str, &[&str]); 12] = [
+    ("A", &["gateway_api/tests"]),
     ("S", &["reconcile/tests/conformance"]),
     ("SD", &["reconcile/tests/conformance"]),
     ("R", &["reconcile"]),

@@ -102,7 +102,10 @@ fn events_findings_and_conditions_are_explained_exactly() {
         InvalidValue, NotSupported, SourceRangesOtherFamily, SourceRangesNotApplied, LimitExceeded, PortNotProgrammed, EndpointRefused, NoMatchingPort,
         StatusAddressNotServed, HealthFailOpen, ClientAddressLost, HealthCheckNotAllowed, PodRouteRefused,
         AliasIgnored, FailedToStartServiceHealthcheck, PoolNotAccepted, PoolsOverlap, NoReplies,
-        VipClaimed, NeighborMacDiffers, PartialChecksums, RouterAsClient,);
+        VipClaimed, NeighborMacDiffers, PartialChecksums, RouterAsClient, BackendNotFound, HostnameConflict,
+        InvalidKind, InvalidParameters, InvalidRouteKinds, ListenersNotValid, NoMatchingParent, NotAllowed,
+        NotAllowedByListeners, ParentNotAccepted, PortUnavailable, ProtocolConflict, RefNotPermitted, UnsupportedAddress,
+        UnsupportedProtocol,);
     let findings = findings.map(Reason::as_str).into_iter().chain([CONFIGURATION_REFUSED]);
     assert_same("finding", &column(section(&text, "## Events and findings"), "reason", 0), findings);
     let events = EventReason::ALL.iter().map(|reason| reason.as_str());

@@ -22,6 +22,7 @@ mod flow_log;
 mod flow_sharing;
 mod forwarding;
 mod fragments;
+mod gateway_api;
 mod gateway_drain;
 mod guide;
 #[path = "../guide_support/mod.rs"]

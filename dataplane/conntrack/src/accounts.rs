@@ -14,8 +14,8 @@ use tidegate_spec::now::Now;
 use tidegate_wire::tcp::flags;
 
 use super::flow_log::{EndReason, FlowCount, FlowLog, LoggedPacket};
+use super::flow_traffic::FlowTraffic;
 use super::key::PackedKey;
-use super::view::FlowTraffic;
 
 /// The accounts of one table.
 #[derive(Debug, Default)]

@@ -8,6 +8,7 @@ use tidegate_wire::Addr;
 use tidegate_wire::rewrite::Endpoint;
 
 use super::flow_state::Phase;
+use super::flow_traffic::FlowTraffic;
 use super::key::addr_of;
 use super::table::{Position, Table};
 
@@ -40,15 +41,6 @@ impl FlowView {
     pub fn bytes(&self) -> Option<u64> {
         self.traffic.map(|traffic| traffic.bytes)
     }
-}
-
-/// Forwarded packets of a flow, of both directions that pass through the gateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FlowTraffic {
-    /// Packets.
-    pub packets: u64,
-    /// Their bytes, from the IP header on, as they arrived.
-    pub bytes: u64,
 }
 
 /// The kind of a flow.

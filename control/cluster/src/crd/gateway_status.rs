@@ -100,12 +100,12 @@ pub struct GatewayStatusStatus {
     /// released in this version or earlier.
     #[schemars(length(max = 32))]
     pub applied_resource_version: String,
-    /// Services with a port that the gateway does not serve, as `namespace/name`, at most 1024. The gateway
-    /// serves all others in the version `appliedResourceVersion`.
-    #[schemars(length(max = 1024), inner(length(max = 317)), extend("x-kubernetes-list-type" = "set"))]
+    /// Services with a port that the gateway does not serve, as `namespace/name`, at most 1024; a Gateway of the Gateway
+    /// API as `namespace/gateway/name`. The gateway serves all others in the version `appliedResourceVersion`.
+    #[schemars(length(max = 1024), inner(length(max = 325)), extend("x-kubernetes-list-type" = "set"))]
     pub not_programmed: Vec<String>,
     /// Services with a port that has no active backend, as `namespace/name`, at most 1024.
-    #[schemars(length(max = 1024), inner(length(max = 317)), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 1024), inner(length(max = 325)), extend("x-kubernetes-list-type" = "set"))]
     pub without_backends: Vec<String>,
     /// The gateway has withdrawn all addresses and stopped; other gateways do not wait for it.
     pub stopped: bool,

@@ -3,8 +3,6 @@
 //! [`plan`] skips Services that needed no write, as long as all inputs of that decision are unchanged. If the list of
 //! inputs were incomplete, a status would stay outdated forever.
 
-use std::collections::BTreeMap;
-
 use tidegate_structures::difference::{self, Difference};
 
 use super::{Memory, Plan, Situation, plan};
@@ -13,7 +11,7 @@ use super::{Memory, Plan, Situation, plan};
 /// differ, returns the latter plan and the differences. This costs the time of a plan of all Services, and another
 /// [`Memory`].
 pub(crate) fn plan_compared(situation: &Situation<'_>, memory: &mut Memory) -> (Plan, Vec<Difference>) {
-    let mut fresh = Memory { up_to_date: BTreeMap::new(), ..memory.clone() };
+    let mut fresh = memory.without_up_to_date();
     let from_scratch = plan(situation, &mut fresh);
     let incremental = plan(situation, memory);
     let mut found = plans(&incremental, &from_scratch);
@@ -49,7 +47,9 @@ fn memories(incremental: &Memory, from_scratch: &Memory) -> Vec<Difference> {
         planned,
         version,
         without_ip_mode,
+        programming,
         up_to_date: _,
+        up_to_date_statuses: _,
     } = incremental;
     let found = [
         difference::of_lists("memory.since", since, &from_scratch.since),
@@ -58,6 +58,7 @@ fn memories(incremental: &Memory, from_scratch: &Memory) -> Vec<Difference> {
         difference::of_lists("memory.leaving", leaving, &from_scratch.leaving),
         difference::of_lists("memory.requests", requests, &from_scratch.requests),
         difference::of_lists("memory.waiting", waiting, &from_scratch.waiting),
+        difference::of_lists("memory.programming", programming, &from_scratch.programming),
         difference::of("memory.planned", planned, &from_scratch.planned),
         difference::of("memory.version", version, &from_scratch.version),
         difference::of("memory.without_ip_mode", without_ip_mode, &from_scratch.without_ip_mode),

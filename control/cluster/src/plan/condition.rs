@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidegate_model::objects::Condition;
 use tidegate_policy::pools::{Holdings, OwnedAddress, record};
 use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{BackendViewState, PortView, ServiceView, VipKind, VipView};
@@ -17,9 +16,6 @@ pub(super) use tidegate_policy::pools::ALLOCATED;
 
 pub(super) const PROGRAMMED: &str = condition_type::PROGRAMMED.as_str();
 pub(super) const HEALTHY: &str = condition_type::HEALTHY.as_str();
-
-/// The prefix of our own conditions.
-pub(super) const PREFIX: &str = "tidegate.dev/";
 
 /// The content of a condition, without its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,23 +53,32 @@ pub(super) struct Circumstances<'a> {
     pub(super) owners: &'a str,
 }
 
+/// The conditions of a Service that requests an address.
+#[derive(Debug, Clone)]
+pub(super) struct OfServiceConditions {
+    pub(super) allocated: NewCondition,
+    pub(super) programmed: NewCondition,
+    pub(super) healthy: NewCondition,
+    pub(super) conflicted: NewCondition,
+}
+
 /// All conditions of a Service that requests an address; `contested` is another writer of its status.
 pub(super) fn of_service(
     of: &OfService<'_>,
     view: &ServiceView,
     contested: Option<&str>,
     context: &Circumstances<'_>,
-) -> Vec<NewCondition> {
+) -> OfServiceConditions {
     let mut programmed = programmed(of, view, context);
     if !context.owners.is_empty() {
         programmed.message = format!("{}; {}", programmed.message, context.owners);
     }
-    vec![
-        allocated(of, view, context),
+    OfServiceConditions {
+        allocated: allocated(of, view, context),
         programmed,
-        healthy(view, context.peer_summary),
-        conflicted(of, contested),
-    ]
+        healthy: healthy(view, context.peer_summary),
+        conflicted: conflicted(of, contested),
+    }
 }
 
 fn allocated(of: &OfService<'_>, view: &ServiceView, context: &Circumstances<'_>) -> NewCondition {
@@ -219,18 +224,4 @@ pub(super) fn allocation_record(holdings: Option<&Holdings>, view: &ServiceView)
 /// Formats a port as `80/TCP`.
 pub(super) fn label(port: &PortView) -> String {
     format!("{}/{}", port.port, port.protocol)
-}
-
-/// Whether our stored conditions equal the wanted ones. Conditions of others are ignored.
-pub(super) fn same(stored: &[Condition], wanted: &[Condition], ours: fn(&Condition) -> bool) -> bool {
-    let mut stored: Vec<&Condition> = stored.iter().filter(|c| ours(c)).collect();
-    let mut wanted: Vec<&Condition> = wanted.iter().collect();
-    stored.sort_by(|a, b| a.kind.cmp(&b.kind));
-    wanted.sort_by(|a, b| a.kind.cmp(&b.kind));
-    stored == wanted
-}
-
-/// Whether a condition of a Service is one of ours.
-pub(super) fn is_ours(condition: &Condition) -> bool {
-    condition.kind.starts_with(PREFIX)
 }

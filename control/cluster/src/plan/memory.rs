@@ -4,10 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use tidegate_model::objects::gateway_api::Gateway;
 use tidegate_model::objects::{ObjectKey, Service};
+use tidegate_policy::gateway_api::GatewayState;
 use tidegate_policy::reconcile::view::ServiceView;
 
+use super::gateway_api::{Programming, UpToDateStatuses};
 use super::peer::Change;
+use super::situation::OfGateway;
 use super::status_conflict::StatusConflict;
 use crate::event::Event;
 
@@ -33,6 +37,10 @@ pub(crate) struct Memory {
     pub(super) without_ip_mode: bool,
     /// Services that needed no write, with all inputs of that decision. They are skipped while these are unchanged.
     pub(super) up_to_date: BTreeMap<ObjectKey, UpToDate>,
+    /// Other objects whose status needed no write.
+    pub(super) up_to_date_statuses: UpToDateStatuses,
+    /// Which ports of each Gateway are served.
+    pub(super) programming: BTreeMap<ObjectKey, Arc<Programming>>,
 }
 
 /// The inputs for [`Memory::up_to_date`]. Services with findings are never included, because findings must be reported
@@ -44,6 +52,8 @@ pub(super) struct UpToDate {
     pub(super) claimed: bool,
     /// A hash of the other gateways' reports.
     pub(super) peer_summary: u64,
+    /// The Gateway that is served as this Service, with its state.
+    pub(super) gateway: Option<(Arc<Gateway>, Option<Arc<GatewayState>>)>,
 }
 
 impl UpToDate {
@@ -54,13 +64,23 @@ impl UpToDate {
         view: Option<&Arc<ServiceView>>,
         claimed: bool,
         peer_summary: u64,
+        gateway: Option<OfGateway<'_>>,
     ) -> bool {
+        let same_gateway = match (&self.gateway, gateway) {
+            (Some((object, state)), Some(now)) => {
+                Arc::ptr_eq(object, now.object)
+                    && state.as_ref().map(Arc::as_ptr) == now.state.map(Arc::as_ptr)
+            }
+            (None, None) => true,
+            _ => false,
+        };
         let same_view = match (&self.view, view) {
             (Some(was), Some(is)) => Arc::ptr_eq(was, is),
             (None, None) => true,
             _ => false,
         };
         same_view
+            && same_gateway
             && (self.claimed, self.peer_summary) == (claimed, peer_summary)
             && Arc::ptr_eq(&self.service, service)
     }
@@ -100,6 +120,11 @@ impl Memory {
             self.requests.values_mut().for_each(|requests| requests.change.version = 0);
         }
         (self.planned, self.version) = (now, version);
+    }
+
+    /// A copy that skips no object.
+    pub(super) fn without_up_to_date(&self) -> Self {
+        Self { up_to_date: BTreeMap::new(), up_to_date_statuses: UpToDateStatuses::default(), ..self.clone() }
     }
 
     /// Stops writing `ipMode`. Returns whether it was written before.

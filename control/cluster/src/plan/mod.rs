@@ -9,7 +9,8 @@
 //! - [`status_conflict`]: another controller writes the same status;
 //! - [`peer`]: the reports of the other gateways about a Service;
 //! - [`owner`]: which gateway answers for a Service's addresses on layer 2;
-//! - [`pool`], [`gateway`]: the status of our own kinds.
+//! - [`pool`], [`gateway`]: the status of our own kinds;
+//! - [`gateway_api`]: the status of Gateways, which are planned as Services, and of other objects of the Gateway API.
 //!
 //! They add to a [`Planner`]; only `service` calls the others. The inputs of a plan are in `situation` and `memory`,
 //! its output is in `write`.
@@ -21,6 +22,7 @@
 mod compare;
 mod condition;
 mod gateway;
+mod gateway_api;
 mod group;
 mod memory;
 mod owner;
@@ -30,6 +32,7 @@ mod pool;
 mod service;
 mod situation;
 mod status_conflict;
+mod stored_condition;
 mod write;
 
 #[cfg(test)]
@@ -41,7 +44,7 @@ pub(crate) use memory::Memory;
 pub(crate) use peer::Peer;
 pub use situation::{DrainPhase, Forwarding, LeaseHolders, Observation};
 pub(crate) use situation::{Identity, Situation};
-pub(crate) use write::{Plan, Write};
+pub(crate) use write::{Plan, Write, WrittenStatus};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,7 +57,7 @@ use super::event::{Event, Regarding};
 use super::reasons::event_reason;
 use memory::UpToDate;
 use planner::Planner;
-use situation::OfService;
+use situation::{OfGateway, OfService};
 
 /// Computes a plan. Only the leader's plan has writes, and events about objects other than the gateway itself.
 pub(crate) fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
@@ -75,6 +78,7 @@ pub(crate) fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
             let claimed = observation.outcome.claimed.contains_key(key);
             planner.service_unless_up_to_date(service, view, of(ObjectKind::Service, key), claimed);
         }
+        planner.gateway_api();
         for pool in observation.objects.address_pools.values() {
             planner.pool(pool, of(ObjectKind::AddressPool, &pool.meta.key));
         }
@@ -108,6 +112,11 @@ impl Planner<'_> {
     ) {
         let key = &service.meta.key;
         let Situation { observation, peers, .. } = self.situation;
+        let gateway = key.gateway_name().and_then(|name| {
+            let key = ObjectKey::new(key.namespace.as_str(), name);
+            let object = observation.objects.gateways.get(&key)?;
+            Some(OfGateway { object, state: observation.gateway_states.gateways.get(&key) })
+        });
         let unapplied = observation.forwarding.unapplied.contains(key);
         let changed_in =
             |memory: &Memory| memory.requests.get(key).map_or(0, |requests| requests.change.version);
@@ -118,14 +127,15 @@ impl Planner<'_> {
         let up_to_date = self.memory.up_to_date.get(key);
         if findings.is_empty()
             && !unapplied
-            && up_to_date
-                .is_some_and(|up_to_date| up_to_date.is_unchanged(service, view, claimed, peer_summary))
+            && up_to_date.is_some_and(|up_to_date| {
+                up_to_date.is_unchanged(service, view, claimed, peer_summary, gateway)
+            })
         {
             return;
         }
         let before = (self.plan.writes.len(), self.events.len());
         let view_of = view.map(|view| &**view);
-        self.service(&OfService { service, view: view_of, findings, claimed, unapplied });
+        self.service(&OfService { service, view: view_of, findings, claimed, unapplied, gateway });
         // A Service that depends on the time or on other gateways is not up to date either.
         let version = changed_in(self.memory);
         let is_up_to_date = (self.plan.writes.len(), self.events.len()) == before
@@ -138,8 +148,9 @@ impl Planner<'_> {
             && service.meta.deletion_time.is_none()
             && (claimed || !service.stored.is_finalized_by_us());
         if is_up_to_date {
-            let up_to_date =
-                UpToDate { service: Arc::clone(service), view: view.cloned(), claimed, peer_summary };
+            let gateway = gateway.map(|of| (Arc::clone(of.object), of.state.cloned()));
+            let (service, view) = (Arc::clone(service), view.cloned());
+            let up_to_date = UpToDate { service, view, claimed, peer_summary, gateway };
             self.memory.up_to_date.insert(key.clone(), up_to_date);
         } else {
             self.memory.up_to_date.remove(key);
@@ -151,7 +162,11 @@ impl Planner<'_> {
     fn leaderless(&mut self) {
         let Situation { observation, cannot_lead, now, .. } = self.situation;
         let services = &observation.objects.services;
-        let has_condition = |service: &Service| service.stored.condition(condition::ALLOCATED).is_some();
+        let has_condition = |service: &Service| match service.meta.key.gateway_name() {
+            // A new Gateway has it with status Unknown.
+            Some(_) => service.stored.condition("Programmed").is_some_and(|c| c.status != "Unknown"),
+            None => service.stored.condition(condition::ALLOCATED).is_some(),
+        };
         let mut waiting = BTreeMap::new();
         for view in observation.outcome.services.iter().filter(|view| view.pending.is_some()) {
             let Some(cannot_lead) = cannot_lead else { break };
@@ -182,6 +197,10 @@ impl Planner<'_> {
             ObjectKind::Pod => objects.pods.get(key).map(|pod| &pod.meta),
             ObjectKind::Node => objects.nodes.get(&key.name).map(|node| &node.meta),
             ObjectKind::EndpointSlice => objects.endpoint_slices.get(key).map(|slice| &slice.meta),
+            // Their status has the reasons.
+            ObjectKind::Gateway | ObjectKind::ListenerSet | ObjectKind::TcpRoute | ObjectKind::UdpRoute => {
+                None
+            }
             ObjectKind::Service | ObjectKind::AddressPool => None,
         };
         let Some(meta) = meta else { return };

@@ -7,6 +7,7 @@ use tidegate_model::objects::{Condition, ObjectKey, Service};
 use tidegate_model::time::whole_seconds;
 
 use super::condition::NewCondition;
+use super::gateway_api::object_exists;
 use super::group::Groups;
 use super::memory::{Leaving, Memory, RequestState};
 use super::peer::{self, Change};
@@ -19,7 +20,7 @@ use crate::reasons::{condition_type, event_reason};
 const WAIT_REPORTED_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_secs(5);
 
 /// The maximum length of a message in bytes. The API accepts 32 KiB.
-const MESSAGE_BYTES_MAX: usize = 1024;
+pub(super) const MESSAGE_BYTES_MAX: usize = 1024;
 
 /// The plan under construction.
 pub(super) struct Planner<'a> {
@@ -45,7 +46,10 @@ impl Planner<'_> {
     /// Records the current requests of a Service's owner, with the version in which they were first seen. A new leader
     /// doesn't know which of them are confirmed, but followers that are live have received them.
     pub(super) fn requests(&mut self, service: &Service) -> &mut RequestState {
-        let change = Change { version: service.stored.version.0, since: self.situation.now };
+        // Gateways report the version of the Services, which may stay older than a Gateway until the next bookmark.
+        let is_gateway = service.meta.key.gateway_name().is_some();
+        let version = if is_gateway { 0 } else { service.stored.version.0 };
+        let change = Change { version, since: self.situation.now };
         let what = peer::requests(service);
         let uid = &service.meta.uid;
         if self.memory.requests.get(&service.meta.key).is_some_and(|requests| requests.uid != *uid) {
@@ -106,15 +110,7 @@ impl Planner<'_> {
     ) -> Condition {
         let NewCondition { kind, status, reason, message } = condition;
         let kind = kind.as_str();
-        let before = stored.iter().find(|c| c.kind == kind && c.status == status);
-        let since = before.and_then(|c| c.last_transition);
-        let id = (key.clone(), kind.to_owned());
-        let remembered = self.memory.since.get(&id).filter(|(was, _)| was == status).map(|(_, at)| *at);
-        // The API stores whole seconds.
-        let now = whole_seconds(self.situation.now);
-        let since = since.or(remembered).unwrap_or(now);
-        self.memory.since.insert(id, (status.to_owned(), since));
-        Condition {
+        let condition = Condition {
             kind: kind.to_owned(),
             status: status.to_owned(),
             reason: reason.as_str().to_owned(),
@@ -125,8 +121,30 @@ impl Planner<'_> {
                 cut(&message, MESSAGE_BYTES_MAX)
             },
             observed_generation: generation,
-            last_transition: Some(since),
-        }
+            last_transition: None,
+        };
+        self.with_time(key, "", stored, condition)
+    }
+
+    /// Sets the time of a condition to that of the last change of its status. `part` is the part of the object that has
+    /// it; empty for the object itself.
+    pub(super) fn with_time(
+        &mut self,
+        key: &ObjectKey,
+        part: &str,
+        stored: &[Condition],
+        condition: Condition,
+    ) -> Condition {
+        let Condition { kind, status, .. } = &condition;
+        let before = stored.iter().find(|c| c.kind == *kind && c.status == *status);
+        let since = before.and_then(|c| c.last_transition);
+        let id = (key.clone(), format!("{part} {kind}"));
+        let remembered = self.memory.since.get(&id).filter(|(was, _)| was == status).map(|(_, at)| *at);
+        // The API stores whole seconds.
+        let now = whole_seconds(self.situation.now);
+        let since = since.or(remembered).unwrap_or(now);
+        self.memory.since.insert(id, (status.clone(), since));
+        Condition { last_transition: Some(since), ..condition }
     }
 
     /// Requests another plan at `at` or earlier.
@@ -138,14 +156,18 @@ impl Planner<'_> {
     /// everywhere; `None` if all have applied it.
     pub(super) fn serves_until(&mut self, service: &Service) -> Option<u64> {
         let Situation { observation, withdrawn, .. } = self.situation;
-        let version = observation.version;
+        // The Services may be older than the change of a Gateway.
+        let version = match service.meta.key.gateway_name() {
+            Some(_) => observation.version.max(service.stored.version.0),
+            None => observation.version,
+        };
         self.leaving.insert(service.meta.uid.clone());
         let key = || service.meta.key.clone();
         let leaving = self.memory.leaving.entry(service.meta.uid.clone());
         let leaving = leaving.or_insert_with(|| Leaving { key: key(), since: version });
         // The version decreases if the API server was restored from a backup.
         leaving.since = leaving.since.min(version);
-        let is_withdrawn = version > 0 && *withdrawn >= leaving.since;
+        let is_withdrawn = observation.version > 0 && *withdrawn >= leaving.since;
         (!is_withdrawn).then_some(leaving.since)
     }
 
@@ -155,7 +177,9 @@ impl Planner<'_> {
         self.plan.events = self.memory.reported_events.difference(&before).cloned().collect();
         let objects = &self.situation.observation.objects;
         let known = |key: &ObjectKey| {
-            objects.services.contains_key(key) || objects.address_pools.contains_key(&key.name)
+            objects.services.contains_key(key)
+                || objects.address_pools.contains_key(&key.name)
+                || object_exists(objects, key)
         };
         // A Service has four conditions, so additional entries belong to removed Services.
         if self.memory.since.len() > 8 * objects.services.len() + 64 {
@@ -175,6 +199,8 @@ impl Planner<'_> {
         if self.memory.up_to_date.len() > objects.services.len() {
             self.memory.up_to_date.retain(|key, _| known(key));
         }
+        self.memory.up_to_date_statuses.forget(objects);
+        self.memory.programming.retain(|key, _| objects.gateways.contains_key(key));
         self.plan
     }
 }

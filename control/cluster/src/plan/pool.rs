@@ -4,8 +4,9 @@ use tidegate_model::objects::{AddressPool, AddressRange, Condition, number};
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::{Finding, Reason};
 
-use super::condition::{NewCondition, condition, same};
+use super::condition::{NewCondition, condition};
 use super::planner::Planner;
+use super::stored_condition::same;
 use super::write::Write;
 use crate::crd;
 use crate::event::{Event, Regarding};

@@ -3,17 +3,17 @@
 use std::net::IpAddr;
 
 use tidegate_model::objects::{Condition, FINALIZER, Ingress, IngressPort, Service, ServicePort};
-use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
 
-use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
+use super::condition::{self, Circumstances, HEALTHY, OfServiceConditions, PROGRAMMED};
 use super::memory::RequestState;
 use super::owner::Owners;
 use super::peer::{CONFIRM_MAX, Change, Peer, PeerSummary};
 use super::planner::Planner;
 use super::situation::{OfService, Situation};
 use super::status_conflict::{self, StatusOwnership};
+use super::stored_condition::{is_ours, same};
 use super::write::Write;
 use crate::event::Event;
 use crate::reasons::{ConditionReason, EventReason, PortError, condition_reason, event_reason, port_error};
@@ -52,8 +52,10 @@ impl Planner<'_> {
             // Node ports and cluster IPs are served without writing to the status, because the Service may belong to
             // another controller.
             self.status(of, view);
-        } else if is_written(of.service) {
+        } else if of.is_written() {
             self.clear(of);
+        } else if let Some(gateway) = &of.gateway {
+            self.unserved_gateway(of, gateway);
         }
     }
 
@@ -68,7 +70,7 @@ impl Planner<'_> {
         // With a finalizer of another controller, the object stays. Its status must not show an address that another
         // Service may get.
         let stays = of.service.stored.finalizers.iter().any(|finalizer| finalizer != FINALIZER);
-        if stays && is_written(of.service) {
+        if stays && of.is_written() {
             self.clear(of);
             return;
         }
@@ -84,13 +86,12 @@ impl Planner<'_> {
         }
         match of.view {
             Some(view) => self.status(of, view),
-            None if is_written(of.service) => self.clear(of),
+            None if of.is_written() => self.clear(of),
             None => {}
         }
         // The finalizer is removed only after the status is correct, so that we are always responsible for an address
         // in a status.
-        let is_cleared = !of.service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
-        if is_cleared && (of.view.is_some() || !is_written(of.service)) {
+        if !of.has_ingress_of_ours() && (of.view.is_some() || !of.is_written()) {
             self.finalizer(of.service, false);
         }
     }
@@ -99,7 +100,7 @@ impl Planner<'_> {
     /// changed. The status shows this, and the Service is released when no gateway serves the address anymore.
     fn lost(&mut self, of: &OfService<'_>, view: &ServiceView) {
         self.status(of, view);
-        if of.service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER) {
+        if of.has_ingress_of_ours() {
             // The other gateways serve the address as long as it is in the status.
             return;
         }
@@ -125,8 +126,11 @@ impl Planner<'_> {
 
     /// Removes our part of a status.
     fn clear(&mut self, of: &OfService<'_>) {
-        self.remove_times(&of.service.meta.key);
         self.note(of, event_reason::CLEAR_ASSIGNMENT, "Released the address");
+        if let Some(gateway) = &of.gateway {
+            return self.cleared_gateway(of, gateway);
+        }
+        self.remove_times(&of.service.meta.key);
         self.plan.writes.push(Write::ServiceStatus {
             service: of.service.meta.key.clone(),
             uid: of.service.meta.uid.clone(),
@@ -175,21 +179,25 @@ impl Planner<'_> {
             Circumstances { peer_summary: &peer_summary, failure, waits_for, lacking, owners };
         let new = condition::of_service(of, view, contested, &circumstances);
         let holdings = self.situation.observation.outcome.memory.allocations.by_service.get(key);
-        let conditions: Vec<Condition> = new
+        let record = condition::allocation_record(holdings, view);
+        self.record_events(of, view, &wanted, &new, contested);
+        if let Some(gateway) = &of.gateway {
+            return self.served_gateway(of, gateway, view, &wanted, new, record);
+        }
+        let OfServiceConditions { allocated, programmed, healthy, conflicted } = new;
+        let conditions: Vec<Condition> = [allocated, programmed, healthy, conflicted]
             .into_iter()
-            .chain(condition::allocation_record(holdings, view))
+            .chain(record)
             .map(|new| self.dated(key, &stored.conditions, new, stored.generation))
             .collect();
         let writes_ingress = contested.is_none() && !wanted.is_empty();
-        let has_ingress_of_ours = stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
-            && !stored.ingress.is_empty();
+        let has_ingress_of_ours = of.has_ingress_of_ours() && !stored.ingress.is_empty();
         let ingress_differs = if writes_ingress {
             stored.ingress != wanted
         } else {
             contested.is_none() && has_ingress_of_ours
         };
-        self.record_events(of, view, &wanted, &conditions, contested);
-        if ingress_differs || !condition::same(&stored.conditions, &conditions, condition::is_ours) {
+        if ingress_differs || !same(&stored.conditions, &conditions, is_ours) {
             self.plan.writes.push(Write::ServiceStatus {
                 service: key.clone(),
                 uid: service.meta.uid.clone(),
@@ -231,7 +239,7 @@ impl Planner<'_> {
         of: &OfService<'_>,
         view: &ServiceView,
         wanted: &[Ingress],
-        conditions: &[Condition],
+        new: &OfServiceConditions,
         contested: Option<&str>,
     ) {
         let stored = &of.service.stored;
@@ -249,7 +257,7 @@ impl Planner<'_> {
             let note = format!("Assigned IP {ip} from pool {pool}");
             self.note(of, event_reason::IP_ALLOCATED, &note);
         }
-        let ours = stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
+        let ours = of.has_ingress_of_ours();
         if wanted.is_empty() && ours && !stored.ingress.is_empty() {
             let why = view.pending.as_deref().unwrap_or("the Service no longer requests one");
             let note = format!("Released the address: {why}");
@@ -263,33 +271,24 @@ impl Planner<'_> {
                 self.note(of, event_reason::CLEAR_ASSIGNMENT, &note);
             }
         }
-        let before = |kind: &str| stored.condition(kind);
-        let is = |condition: Option<&Condition>, status: &str| condition.is_some_and(|c| c.status == status);
-        for condition in conditions {
-            let was = before(&condition.kind);
-            match condition.kind.as_str() {
-                PROGRAMMED if condition.status == "True" => {
-                    let of_pools = view.vips.iter().filter(|vip| vip.is_of_pool());
-                    let ips: Vec<String> = of_pools.map(|vip| vip.address.to_string()).collect();
-                    let ips = ips.join(", ");
-                    if !is(was, "True") {
-                        self.note(of, event_reason::ENSURED, &format!("Ensured load balancer: {ips}"));
-                    } else if self.requests(of.service).is_unreported {
-                        self.note(of, event_reason::UPDATED, &format!("Updated load balancer: {ips}"));
-                    }
-                    self.requests(of.service).is_unreported = false;
-                }
-                PROGRAMMED
-                    if NOT_SERVED.iter().any(|failed| condition.reason == failed.as_str())
-                        && !is(was, "False") =>
-                {
-                    self.note(of, event_reason::SYNC_FAILED, &condition.message);
-                }
-                HEALTHY if condition.status == "False" && !is(was, "False") => {
-                    self.note(of, event_reason::UNAVAILABLE, &condition.message);
-                }
-                _ => {}
+        let was = |kind: &str| stored.condition(kind).map_or("", |condition| condition.status.as_str());
+        let was_programmed = was(if of.gateway.is_some() { "Programmed" } else { PROGRAMMED });
+        let OfServiceConditions { programmed, healthy, .. } = new;
+        if programmed.status == "True" {
+            let of_pools = view.vips.iter().filter(|vip| vip.is_of_pool());
+            let ips: Vec<String> = of_pools.map(|vip| vip.address.to_string()).collect();
+            let ips = ips.join(", ");
+            if was_programmed != "True" {
+                self.note(of, event_reason::ENSURED, &format!("Ensured load balancer: {ips}"));
+            } else if self.requests(of.service).is_unreported {
+                self.note(of, event_reason::UPDATED, &format!("Updated load balancer: {ips}"));
             }
+            self.requests(of.service).is_unreported = false;
+        } else if NOT_SERVED.contains(&programmed.reason) && was_programmed != "False" {
+            self.note(of, event_reason::SYNC_FAILED, &programmed.message);
+        }
+        if healthy.status == "False" && was(HEALTHY) != "False" {
+            self.note(of, event_reason::UNAVAILABLE, &healthy.message);
         }
     }
 
@@ -301,13 +300,6 @@ impl Planner<'_> {
     fn note(&mut self, of: &OfService<'_>, reason: EventReason, note: &str) {
         self.event(Event::new(of.regarding(), reason, note));
     }
-}
-
-/// Whether the status of a Service contains anything that we wrote.
-fn is_written(service: &Service) -> bool {
-    let stored = &service.stored;
-    stored.conditions.iter().any(condition::is_ours)
-        || stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
 }
 
 /// `status.loadBalancer.ingress`: one entry for each address. Ports are listed if one of them is not served.

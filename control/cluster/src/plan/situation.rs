@@ -5,11 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use tidegate_model::objects::gateway_api::Gateway;
 use tidegate_model::objects::{Labels, ObjectKey, Objects, Service};
+use tidegate_policy::gateway_api::{GatewayState, GatewayStates};
+use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_policy::reconcile::{Finding, Outcome};
 
 use super::peer::Peer;
+use super::stored_condition::is_ours;
 use crate::event::Regarding;
 
 /// The last known holder of each Lease; `None` for a Lease without a holder.
@@ -18,8 +22,10 @@ pub type LeaseHolders = BTreeMap<String, Option<String>>;
 /// The result of one round of the controller.
 #[derive(Debug, Clone)]
 pub struct Observation {
-    /// The objects of the source.
+    /// The objects of the source, with a Service for each Gateway.
     pub objects: Arc<Objects>,
+    /// What the status of objects of the Gateway API says, except for what depends on addresses.
+    pub gateway_states: Arc<GatewayStates>,
     /// The version of its Services: [`SourceUpdate::version`](tidegate_source::SourceUpdate::version).
     pub version: u64,
     /// The desired state that was computed from the objects.
@@ -132,11 +138,35 @@ pub(super) struct OfService<'a> {
     pub(super) claimed: bool,
     /// Whether the workers have not applied the view yet.
     pub(super) unapplied: bool,
+    /// The Gateway that is served as this Service.
+    pub(super) gateway: Option<OfGateway<'a>>,
+}
+
+/// A Gateway that is served as a Service.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OfGateway<'a> {
+    pub(super) object: &'a Arc<Gateway>,
+    /// Its state, if its class is one of ours.
+    pub(super) state: Option<&'a Arc<GatewayState>>,
 }
 
 impl OfService<'_> {
     /// The object for events about it.
     pub(super) fn regarding(&self) -> Regarding {
         Regarding::service(&self.service.meta.key, self.service.meta.uid.as_str())
+    }
+
+    /// Whether its status contains anything that we wrote.
+    pub(super) fn is_written(&self) -> bool {
+        self.service.stored.conditions.iter().any(is_ours) || self.has_ingress_of_ours()
+    }
+
+    /// Whether we wrote the addresses in its status. Those of a Gateway of another controller are ours if one of our
+    /// conditions is there, because both are written together.
+    pub(super) fn has_ingress_of_ours(&self) -> bool {
+        let stored = &self.service.stored;
+        stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
+            && (self.gateway.is_none_or(|gateway| gateway.state.is_some())
+                || stored.conditions.iter().any(is_ours))
     }
 }

@@ -1,7 +1,10 @@
 //! The output of a plan: writes and events.
 
 use jiff::Timestamp;
-use tidegate_model::objects::{Condition, Ingress, ObjectKey};
+use tidegate_model::objects::gateway_api::{
+    GatewayClassStatus, GatewayStatus, ListenerSetStatus, RouteParentStatus, route_kind,
+};
+use tidegate_model::objects::{Condition, Ingress, ObjectKey, Protocol};
 
 use crate::crd;
 use crate::event::Event;
@@ -9,7 +12,7 @@ use crate::event::Event;
 /// A write.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Write {
-    /// Our finalizer on a Service.
+    /// Our finalizer on a Service or Gateway.
     Finalizer {
         service: ObjectKey,
         /// Its uid, so that another object with the same name is not changed.
@@ -38,6 +41,37 @@ pub(crate) enum Write {
         /// The complete status.
         status: crd::AddressPoolStatus,
     },
+    /// Our part of the status of an object of the Gateway API.
+    GatewayApiStatus {
+        /// Its own namespace and name, also for a Gateway.
+        object: ObjectKey,
+        /// Its uid, so that another object with the same name is not changed.
+        uid: String,
+        status: WrittenStatus,
+    },
+}
+
+/// The status of an object of the Gateway API, without the conditions of others.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum WrittenStatus {
+    GatewayClass(GatewayClassStatus),
+    /// `None` leaves nothing of ours.
+    Gateway(Option<GatewayStatus>),
+    ListenerSet(ListenerSetStatus),
+    /// The parents of ours, which replace the stored ones of ours.
+    Route(Protocol, Vec<RouteParentStatus>),
+}
+
+impl WrittenStatus {
+    /// The kind of the object.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::GatewayClass(_) => "GatewayClass",
+            Self::Gateway(_) => "Gateway",
+            Self::ListenerSet(_) => "ListenerSet",
+            Self::Route(protocol, _) => route_kind(*protocol),
+        }
+    }
 }
 
 impl Write {
@@ -46,7 +80,8 @@ impl Write {
         match self {
             Self::Finalizer { present: false, .. } | Self::PoolFinalizer { .. } => 0,
             Self::ServiceStatus { ingress: None, .. } => 1,
-            Self::ServiceStatus { .. } | Self::PoolStatus { .. } => 2,
+            Self::GatewayApiStatus { status: WrittenStatus::Gateway(None), .. } => 1,
+            Self::ServiceStatus { .. } | Self::PoolStatus { .. } | Self::GatewayApiStatus { .. } => 2,
             Self::Finalizer { present: true, .. } => 3,
         }
     }

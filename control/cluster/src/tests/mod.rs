@@ -12,6 +12,7 @@ use test_apiserver::{Fault, Options, TestApiServer};
 use tidegate_model::config::KubernetesConfig;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Pool;
+use tidegate_policy::gateway_api::GatewayApi;
 use tidegate_policy::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
 use tidegate_source::kubernetes::KubernetesSource;
 use tokio::sync::watch;
@@ -117,6 +118,7 @@ impl Cluster {
         let (set_stuck, mut released) = watch::channel(false);
         let task = tokio::spawn(async move {
             let (mut reconciler, mut memory) = (Reconciler::default(), Memory::default());
+            let mut gateway_api = GatewayApi::default();
             let (mut generation, mut past) = (0, ReleaseTracker::default());
             loop {
                 if released.wait_for(|is_stuck| !is_stuck).await.is_err() {
@@ -126,7 +128,8 @@ impl Cluster {
                 let peers_now = peers.borrow_and_update().clone();
                 if update.revision > 0 {
                     generation += 1;
-                    past.observe(&update.objects.services, &memory.allocations, update.version, &peers_now);
+                    let objects = gateway_api.derive(&update.objects);
+                    past.observe(&objects.services, &memory.allocations, update.version, &peers_now);
                     let settings = Settings {
                         authority: past.authority(&peers_now),
                         other_gateways: Arc::clone(&peers_now.addresses),
@@ -134,7 +137,7 @@ impl Cluster {
                     };
                     let outcome = reconciler.reconcile(&Input {
                         settings: &settings,
-                        objects: &update.objects,
+                        objects: &objects,
                         verdicts: &Verdicts::default(),
                         drained: &BTreeSet::new(),
                         memory: &memory,
@@ -145,7 +148,8 @@ impl Cluster {
                     let outcome = Arc::new(outcome);
                     rounds.send_replace(Some(Arc::clone(&outcome)));
                     offers.offer(Observation {
-                        objects: update.objects,
+                        objects,
+                        gateway_states: Arc::clone(gateway_api.states()),
                         version: update.version,
                         outcome,
                         comparisons: 0,

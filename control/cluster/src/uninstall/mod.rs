@@ -27,6 +27,7 @@ use tidegate_source::kubernetes::Connector;
 use tokio::task::JoinSet;
 
 use super::crd::AddressPool;
+use super::gateway_api_request;
 use super::request::{RequestError, within};
 use error::failed;
 use gateways::{Gateway, Gateways, LeaseGuard, PreviousHolder};
@@ -186,7 +187,7 @@ async fn release_all(
 /// Everything that we wrote, on all objects.
 async fn traces(client: &Client) -> Result<Vec<Traces>, UninstallError> {
     let mut found = Vec::new();
-    for kind in [Kind::Service, Kind::AddressPool] {
+    for kind in Kind::ALL {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource(kind));
         let mut params = ListParams::default().limit(PAGE);
         loop {
@@ -239,7 +240,7 @@ async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), 
         PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), dry_run, ..PatchParams::default() };
     let mut now = traces.clone();
     if traces.has_status() {
-        if traces.kind == Kind::Service {
+        if traces.kind.is_shared() {
             let apply = params.clone().force();
             let response =
                 within(api.patch_status(name, &apply, &Patch::Apply(traces.apply_nothing()))).await;
@@ -247,9 +248,10 @@ async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), 
             now = remaining;
         }
         if now.has_status() {
+            let patch = now.status_patch(&if dry_run { traces } else { &now }.resource_version);
             let patch = match traces.kind {
-                Kind::Service => Patch::Strategic(now.status_patch()),
-                Kind::AddressPool => Patch::Merge(now.status_patch()),
+                Kind::Service => Patch::Strategic(patch),
+                _ => Patch::Merge(patch),
             };
             let response = within(api.patch_status(name, &params, &patch)).await;
             let Some(remaining) = remaining(traces.kind, response)? else { return Ok(()) };
@@ -280,6 +282,7 @@ fn resource(kind: Kind) -> ApiResource {
     match kind {
         Kind::Service => ApiResource::erase::<Service>(&()),
         Kind::AddressPool => ApiResource::erase::<AddressPool>(&()),
+        _ => gateway_api_request::resource(kind.as_str()),
     }
 }
 

@@ -2,11 +2,14 @@
 //!
 //! Objects are not decoded, so that an invalid one can be cleaned up, too: a Service that a gateway refuses is released
 //! like any other. Finalizers and conditions are ours if they have the prefix `tidegate.dev/`, whatever version wrote
-//! them. Addresses in the status of a Service are ours by their field manager.
+//! them. Addresses in the status of a Service, and the status of objects of the Gateway API, are ours by their field
+//! manager. The parents in the status of a route are ours by their controller.
 
 use serde_json::{Map, Value, json};
-use tidegate_model::objects::ObjectKey;
+use tidegate_model::objects::{ObjectKey, gateway_api};
 use tidegate_policy::pools::FIELD_MANAGER;
+
+use crate::gateway_api_request;
 
 /// The prefix of our finalizers and conditions.
 const PREFIX: &str = "tidegate.dev/";
@@ -17,6 +20,21 @@ tidegate_spec::named! {
     pub(super) enum Kind {
         Service => "Service",
         AddressPool => "AddressPool",
+        GatewayClass => "GatewayClass",
+        Gateway => "Gateway",
+        ListenerSet => "ListenerSet",
+        TcpRoute => "TCPRoute",
+        UdpRoute => "UDPRoute",
+    }
+}
+
+impl Kind {
+    /// Whether our part of the status is applied under our field manager beside those of others.
+    pub(super) fn is_shared(self) -> bool {
+        match self {
+            Self::Service | Self::GatewayClass | Self::Gateway | Self::ListenerSet => true,
+            Self::AddressPool | Self::TcpRoute | Self::UdpRoute => false,
+        }
     }
 }
 
@@ -31,10 +49,13 @@ pub(super) struct Traces {
     finalizers: Vec<String>,
     /// The finalizers of others, in their order.
     other_finalizers: Vec<String>,
-    /// The types of our conditions on a Service.
+    /// The types of our conditions on a Service or Gateway that have our prefix.
     conditions: Vec<String>,
-    /// `status.loadBalancer.ingress` of a Service, or the whole status of an AddressPool.
+    /// `status.loadBalancer.ingress` of a Service, the whole status of an AddressPool, our parents of a route, or
+    /// anything in the status of another object of the Gateway API.
     status: bool,
+    /// The conditions of a Gateway, or the parents of a route, that others wrote.
+    others: Vec<Value>,
 }
 
 impl Traces {
@@ -46,15 +67,25 @@ impl Traces {
             items(&metadata["finalizers"]).map(text).partition(|one| one.starts_with(PREFIX));
         let status = &object["status"];
         let conditions: Vec<String> = match kind {
-            Kind::Service => items(&status["conditions"])
+            Kind::Service | Kind::Gateway => items(&status["conditions"])
                 .map(|condition| text(&condition["type"]))
                 .filter(|one| one.starts_with(PREFIX))
                 .collect(),
-            Kind::AddressPool => Vec::new(),
+            _ => Vec::new(),
+        };
+        let others = match kind {
+            Kind::Gateway => items(&status["conditions"])
+                .filter(|condition| !text(&condition["type"]).starts_with(PREFIX))
+                .cloned()
+                .collect(),
+            Kind::TcpRoute | Kind::UdpRoute => gateway_api_request::others(object),
+            _ => Vec::new(),
         };
         let has_status = match kind {
             Kind::Service => has_addresses_of_ours(object, !finalizers.is_empty() || !conditions.is_empty()),
             Kind::AddressPool => status.as_object().is_some_and(|status| !status.is_empty()),
+            Kind::GatewayClass | Kind::Gateway | Kind::ListenerSet => has_status_of_ours(object),
+            Kind::TcpRoute | Kind::UdpRoute => items(&status["parents"]).count() > others.len(),
         };
         let is_clean = finalizers.is_empty() && conditions.is_empty() && !has_status;
         (!is_clean).then(|| Self {
@@ -66,6 +97,7 @@ impl Traces {
             other_finalizers,
             conditions,
             status: has_status,
+            others,
         })
     }
 
@@ -86,16 +118,27 @@ impl Traces {
         if !key.namespace.is_empty() {
             metadata["namespace"] = key.namespace.as_str().into();
         }
-        json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "status": {}})
+        let api_version = if self.kind == Kind::Service { "v1" } else { gateway_api::API_VERSION };
+        json!({"apiVersion": api_version, "kind": self.kind.as_str(), "metadata": metadata, "status": {}})
     }
 
-    /// A patch of the status that removes what remains after [`Self::apply_nothing`], whoever owns it.
-    pub(super) fn status_patch(&self) -> Value {
+    /// A patch of the status that removes what remains after [`Self::apply_nothing`], whoever owns it. `version` is that
+    /// of the object now.
+    pub(super) fn status_patch(&self, version: &str) -> Value {
         let mut status = Map::new();
         match self.kind {
             // A JSON merge patch.
             Kind::AddressPool => {
                 return json!({"metadata": {"uid": self.uid}, "status": null});
+            }
+            // These JSON merge patches contain whole lists.
+            Kind::TcpRoute | Kind::UdpRoute => {
+                let metadata = json!({"uid": self.uid, "resourceVersion": version});
+                return json!({"metadata": metadata, "status": {"parents": self.others}});
+            }
+            Kind::GatewayClass | Kind::Gateway | Kind::ListenerSet => {
+                let metadata = json!({"uid": self.uid, "resourceVersion": version});
+                return json!({"metadata": metadata, "status": {"addresses": null, "conditions": self.others}});
             }
             // A strategic merge patch, which merges conditions by type.
             Kind::Service => {
@@ -126,7 +169,8 @@ impl Traces {
         if self.status {
             let status = match self.kind {
                 Kind::Service => "addresses in the status",
-                Kind::AddressPool => "status",
+                Kind::TcpRoute | Kind::UdpRoute => "parents in the status",
+                _ => "status",
             };
             what.push(status.to_owned());
         }
@@ -156,6 +200,14 @@ fn has_addresses_of_ours(service: &Value, is_marked: bool) -> bool {
         .map(|owner| owner["manager"].as_str().unwrap_or_default());
     let owners: Vec<&str> = owners.collect();
     owners.contains(&FIELD_MANAGER) || owners.is_empty() && is_marked
+}
+
+/// Whether anything in the status of an object is ours by its owner.
+fn has_status_of_ours(object: &Value) -> bool {
+    let ours = items(&object["metadata"]["managedFields"]).filter(|owner| owner["manager"] == FIELD_MANAGER);
+    let mut statuses = ours.filter_map(|owner| owner["fieldsV1"]["f:status"].as_object());
+    // The API server shows an applied empty status as `.` or without fields.
+    statuses.any(|fields| fields.keys().any(|field| field != "."))
 }
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
@@ -192,7 +244,7 @@ mod tests {
              tidegate.dev/cleanup"
         );
         assert_eq!(traces.finalizer_patch()["metadata"]["finalizers"], json!(["example.com/theirs"]));
-        let patch = traces.status_patch();
+        let patch = traces.status_patch("7");
         assert_eq!(
             patch["status"]["conditions"],
             json!([{"type": "tidegate.dev/Allocated", "$patch": "delete"}])
@@ -223,10 +275,49 @@ mod tests {
         });
         let traces = Traces::of(Kind::AddressPool, &pool).expect("there are traces");
         assert_eq!(traces.describe(), "AddressPool public: status; finalizer tidegate.dev/in-use");
-        assert_eq!(traces.status_patch()["status"], Value::Null);
+        assert_eq!(traces.status_patch("7")["status"], Value::Null);
         assert_eq!(
             Traces::of(Kind::AddressPool, &json!({"metadata": {"name": "public"}, "status": {}})),
             None
         );
+    }
+
+    #[test]
+    fn parts_of_gateway_api_objects_are_found_by_owner_and_controller() {
+        let gateway = |manager: &str| {
+            json!({
+                "metadata": {
+                    "name": "edge", "namespace": "shop", "uid": "g", "finalizers": ["tidegate.dev/cleanup"],
+                    "managedFields": [
+                        {"manager": manager, "fieldsV1": {"f:status": {".": {}, "f:addresses": {}}}},
+                    ],
+                },
+                "status": {"conditions": [{"type": "Accepted"}]},
+            })
+        };
+        let traces = Traces::of(Kind::Gateway, &gateway("tidegate")).expect("there are traces");
+        assert_eq!(traces.describe(), "Gateway shop/edge: status; finalizer tidegate.dev/cleanup");
+        assert_eq!(traces.apply_nothing()["apiVersion"], "gateway.networking.k8s.io/v1");
+        let theirs = Traces::of(Kind::Gateway, &gateway("another")).expect("the finalizer is ours");
+        assert!(!theirs.has_status());
+        let mut empty = gateway("tidegate");
+        empty["metadata"]["managedFields"][0]["fieldsV1"]["f:status"] = json!({});
+        empty["metadata"]["finalizers"] = json!([]);
+        assert_eq!(Traces::of(Kind::Gateway, &empty), None, "an applied empty status");
+
+        let other = json!({"controllerName": "example.com/other", "conditions": [{"type": "Accepted"}]});
+        let mut route = json!({
+            "metadata": {"name": "web", "namespace": "shop", "uid": "r"},
+            "status": {"parents": [{"controllerName": "tidegate.dev/gateway"}, other]},
+        });
+        let traces = Traces::of(Kind::TcpRoute, &route).expect("there are traces");
+        assert_eq!(traces.describe(), "TCPRoute shop/web: parents in the status");
+        let patch = traces.status_patch("7");
+        assert_eq!(
+            (&patch["status"]["parents"], &patch["metadata"]["resourceVersion"]),
+            (&json!([other]), &json!("7"))
+        );
+        route["status"]["parents"] = json!([other]);
+        assert_eq!(Traces::of(Kind::TcpRoute, &route), None);
     }
 }

@@ -18,6 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tidegate_model::objects::FINALIZER;
+use tidegate_model::objects::gateway_api::Gateway;
 use tidegate_source::SourceState;
 use tidegate_source::kubernetes::Connector;
 use tokio::sync::{Notify, watch};
@@ -32,11 +34,11 @@ use super::lease::LEASE;
 use super::line_budget::LineBudgets;
 use super::own_status::{self, HEARTBEAT, Overwrites, OwnStatus, heartbeat_time};
 use super::peer_poll::{self, PeerPoll};
-use super::plan::{Identity, Observation, Peer, Plan, SERVICES_MAX, Situation, Write, gateway_status};
+use super::plan::{Identity, Observation, Peer, Plan, SERVICES_MAX, Situation, gateway_status};
 use super::queue::{Job, Next, PlannedFrom, Queue};
 use super::releases::{LiveGateway, PeerReleases};
-use super::request;
 use super::sharing_peers::SharingPeers;
+use super::write_request;
 use planning::Planning;
 use requests::Requests;
 use term::Term;
@@ -80,6 +82,8 @@ pub(super) struct Writer {
     /// The last reported reason why this gateway can't lead.
     cannot_lead: Option<String>,
     term: Term,
+    /// The version for which the Services were listed, because a Gateway releases its addresses.
+    refreshed: u64,
     planning: Planning,
     queue: Queue,
     failure_lines: LineBudgets,
@@ -110,6 +114,7 @@ impl Writer {
             led: false,
             cannot_lead: None,
             term: Term::default(),
+            refreshed: 0,
             planning: Planning::new(now),
             queue: Queue::default(),
             failure_lines: LineBudgets::default(),
@@ -254,6 +259,7 @@ impl Writer {
         let observation = self.observation();
         self.publish_peer_releases(leads, withdrawn, observation.as_ref());
         let Some(observation) = observation else { return };
+        self.refresh_for_gateways(&observation);
         let peers = self.peer_poll.peers.live();
         let wall = Timestamp::now();
         let polled = now.saturating_duration_since(self.peer_poll.peers.polled());
@@ -274,14 +280,7 @@ impl Writer {
         self.status.set(&status, now);
         let Plan { writes, events, waits_for_peers, plan_again_at: _ } = plan;
         let jobs = writes.into_iter().filter_map(|write| {
-            let seen = match &write {
-                Write::Finalizer { service, .. } | Write::ServiceStatus { service, .. } => {
-                    PlannedFrom::Service(observation.objects.services.get(service)?.clone())
-                }
-                Write::PoolStatus { pool, .. } | Write::PoolFinalizer { pool, .. } => {
-                    PlannedFrom::Pool(observation.objects.address_pools.get(pool)?.clone())
-                }
-            };
+            let seen = PlannedFrom::of(&write, &observation.objects)?;
             Some(Job { write, seen })
         });
         self.queue.replace(jobs);
@@ -289,6 +288,24 @@ impl Writer {
         let is_withheld = observation.waits_for.is_some_and(|version| version > withdrawn);
         if leads && (waits_for_peers || is_withheld) {
             self.peer_poll.poll_soon(now);
+        }
+    }
+
+    /// Requests that the source lists the Services if a Gateway releases its addresses in a newer version than theirs.
+    /// The leader waits until every gateway reports that version, which could take until the next bookmark.
+    fn refresh_for_gateways(&mut self, observation: &Observation) {
+        let Observation { objects, gateway_states, version, .. } = observation;
+        let releases = |gateway: &Gateway| {
+            gateway.finalizers.iter().any(|finalizer| finalizer == FINALIZER)
+                && (gateway.meta.deletion_time.is_some()
+                    || gateway.status.addresses.is_empty()
+                    || !gateway_states.gateways.contains_key(&gateway.meta.key))
+        };
+        let released = objects.gateways.values().filter(|gateway| releases(gateway));
+        let newest = released.map(|gateway| gateway.version.0).max().unwrap_or(0);
+        if newest > self.refreshed.max(*version) {
+            self.refreshed = newest;
+            self.outputs.refresh.notify_one();
         }
     }
 
@@ -328,7 +345,7 @@ impl Writer {
         loop {
             match self.queue.next(now) {
                 Next::Send(target, write) => self.requests.send_as_leader(
-                    |client| request::send(client, write),
+                    |client| write_request::send(client, *write),
                     move |writer, result, now| writer.write_ended(&target, &result, now),
                 ),
                 Next::At(at) => return Some(at),

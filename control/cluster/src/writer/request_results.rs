@@ -1,5 +1,6 @@
 //! Handles the results of the writer's requests.
 
+use tidegate_model::objects::ObjectKey;
 use tokio::time::Instant;
 
 use super::Writer;
@@ -52,16 +53,20 @@ impl Writer {
         }
     }
 
-    /// Records an event on a Service whose status can't be written.
+    /// Records an event on a Service or Gateway that can't be written.
     fn report_failure(&self, target: &Target, error: &RequestError) {
-        let (Target::Finalizer(key) | Target::Status(key)) = target else { return };
+        let key = match target {
+            Target::Finalizer(key) | Target::Status(key) => key.clone(),
+            Target::GatewayApi("Gateway", key) => ObjectKey::of_gateway(&key.namespace, &key.name),
+            Target::GatewayApi(..) | Target::Pool(_) | Target::PoolFinalizer(_) => return,
+        };
         // Other errors are faults of the connection, not of this Service.
         let Some(400 | 403 | 422) = error.code() else { return };
         let observation = self.inputs.observations.borrow();
-        let service = observation.as_ref().and_then(|o| o.objects.services.get(key));
+        let service = observation.as_ref().and_then(|o| o.objects.services.get(&key));
         let uid = service.map(|service| service.meta.uid.clone()).unwrap_or_default();
         let note = format!("Error syncing load balancer: {error}");
-        let regarding = Regarding::service(key, uid);
+        let regarding = Regarding::service(&key, uid);
         self.recorder.record(Event::new(regarding, event_reason::SYNC_FAILED, &note));
     }
 

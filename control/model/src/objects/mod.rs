@@ -30,6 +30,7 @@ pub use endpoints::{
     AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, LeftOut,
     NotKept, ObjectRef, SERVICE_NAME_LABEL, Subset,
 };
+pub use gateway_api::{Gateway, GatewayClass, ListenerSet, ReferenceGrant, Route};
 pub use namespace::{Namespace, Node, ServiceCidr};
 pub use origin::{Origin, PATH_START, path_hash};
 pub use pod::{ContainerPort, Pod};
@@ -44,7 +45,7 @@ pub use route::{
 };
 pub use selector::{Expression, Operator, Selector};
 pub use service::{
-    IpFamily, IpFamilyPolicy, Protocol, RoutedBackend, Service, ServicePort, ServiceType, TargetPort,
+    IpFamily, IpFamilyPolicy, Protocol, Routed, RoutedBackend, Service, ServicePort, ServiceType, TargetPort,
     TrafficPolicy,
 };
 pub use stored::{Condition, FINALIZER, Ingress, IngressPort, ObjectVersion, Stored};
@@ -56,7 +57,6 @@ use std::sync::Arc;
 
 use crate::diagnostic::Diagnostic;
 use crate::shared_map::SharedMap;
-use gateway_api::{Gateway, GatewayClass, ListenerSet, ReferenceGrant, Route};
 
 /// Labels, annotations and `matchLabels`.
 pub type Labels = BTreeMap<String, String>;

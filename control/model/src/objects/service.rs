@@ -115,9 +115,17 @@ pub struct ServicePort {
     pub target_port: TargetPort,
     /// The port on the nodes.
     pub node_port: Option<Port>,
-    /// For a listener of a Gateway: the backends of its route. `None` for a port of a Service, whose endpoints are its
-    /// own.
-    pub routed: Option<Arc<[RoutedBackend]>>,
+    /// For a listener of a Gateway: its route. `None` for a port of a Service, whose endpoints are its own.
+    pub routed: Option<Arc<Routed>>,
+}
+
+/// The route of a listener.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Routed {
+    /// Kind, namespace and name for display, such as `TCPRoute shop/web`; `None` if no route is attached.
+    pub route: Option<String>,
+    /// Its backends.
+    pub backends: Vec<RoutedBackend>,
 }
 
 /// One of the backends of a listener.

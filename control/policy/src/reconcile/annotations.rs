@@ -15,7 +15,8 @@ pub(super) mod key {
     pub(crate) const SCHEDULER: &str = "tidegate.dev/scheduler";
     pub(crate) const HASH: &str = "tidegate.dev/hash";
     pub(crate) const TABLE_SIZE: &str = "tidegate.dev/table-size";
-    pub(crate) const LOAD_BALANCER_IPS: &str = "tidegate.dev/load-balancer-ips";
+    /// Requests addresses: one IPv4 address, one IPv6 address, or both separated by a comma.
+    pub const LOAD_BALANCER_IPS: &str = "tidegate.dev/load-balancer-ips";
     pub(crate) const ADDRESS_POOL: &str = "tidegate.dev/address-pool";
     pub(crate) const ALLOW_SHARED_IP: &str = "tidegate.dev/allow-shared-ip";
     pub(crate) const DRAIN_TIMEOUT: &str = "tidegate.dev/drain-timeout";

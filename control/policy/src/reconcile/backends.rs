@@ -10,7 +10,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Target;
-use tidegate_model::objects::{Choice, IpFamily, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
+use tidegate_model::objects::{
+    Choice, EndpointShare, IpFamily, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose,
+};
 use tidegate_spec::{BackendSpec, BackendState, FormerWeight, WARM_UP_STEPS, Warming};
 
 use super::candidates::{Candidates, forwarding_error};
@@ -22,6 +24,7 @@ use super::health_check_node_ports::health_check_node_port;
 use super::health_options::NodeCheck;
 use super::health_result::{self, HealthResult, TcpEvidence};
 use super::plan::Plan;
+use super::route_weights::{self, RouteWeights};
 use super::size_limits;
 use super::view::{BackendView, BackendViewState, BackendWhy, HealthView, VipKind};
 use super::weights::{WEIGHT, Weights};
@@ -52,6 +55,8 @@ pub(super) struct Backends {
     pub(super) warming: Vec<Warming>,
     /// Endpoints that are not checked because they are outside the networks that the operator allows.
     pub(super) unchecked: BTreeSet<IpAddr>,
+    /// The share of new flows that is rejected, in parts per million.
+    pub(super) rejected_ppm: u32,
 }
 
 /// Decides the state of every possible backend, and keeps removed ones.
@@ -75,6 +80,9 @@ pub(super) fn backends(
         _ => None,
     };
     let mut result = Backends { only_elsewhere, fail_open, unchecked, ..Backends::default() };
+    if let Some(shares) = at.shares {
+        result.rejected_ppm = weigh_by_route(&mut candidates, shares, fail_open);
+    }
     for candidate in &candidates {
         result.list(candidate, viewpoint.node);
     }
@@ -166,7 +174,12 @@ fn candidates<'a>(
             health: HealthResult::new(target, evidence, port.protocol, ip, verdicts),
         }
     };
-    let listed = endpoints.iter().filter(is_listed).map(candidate).collect();
+    let mut listed: Vec<Candidate<'_>> = endpoints.iter().filter(is_listed).map(candidate).collect();
+    for candidate in &mut listed {
+        if at.shares.is_some_and(|shares| !route_weights::has_share(shares, candidate.address())) {
+            candidate.weight = 0;
+        }
+    }
     (listed, unchecked)
 }
 
@@ -288,6 +301,10 @@ struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
+    fn address(&self) -> (IpAddr, Port) {
+        (self.endpoint.ip, self.endpoint.port)
+    }
+
     /// Whether its checks prevent new flows to it.
     fn is_set_aside(&self) -> bool {
         self.reports_none || self.health.fails()
@@ -297,6 +314,22 @@ impl Candidate<'_> {
     fn would_take(&self) -> bool {
         !self.drained && self.weight > 0
     }
+}
+
+/// Replaces the weights of the candidates that take new flows with those that follow from the route. Returns the share
+/// of new flows that is rejected, in parts per million.
+fn weigh_by_route(candidates: &mut [Candidate<'_>], shares: &[EndpointShare], fail_open: bool) -> u32 {
+    let takes = |c: &&mut Candidate<'_>| {
+        c.is_chosen && c.would_take() && c.endpoint.answers() && (fail_open || !c.is_set_aside())
+    };
+    let takers = candidates.iter_mut().filter(takes).map(|c| (c.address(), c.weight)).collect();
+    let RouteWeights { weights, rejected_ppm } = route_weights::weights(shares, &takers);
+    for candidate in candidates {
+        if let Some(weight) = weights.get(&candidate.address()) {
+            candidate.weight = *weight;
+        }
+    }
+    rejected_ppm
 }
 
 /// If topology hints chose a zone in which every endpoint fails its checks, endpoints of other zones are better: if

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::{Pool, ResolvedEndpoint, ServicePort, SliceIndex};
+use tidegate_model::objects::{EndpointShare, Pool, ResolvedEndpoint, ServicePort, SliceIndex};
 
 use super::checkable_networks::Checkable;
 use super::drain::Drains;
@@ -76,6 +76,8 @@ pub(super) struct PortAt<'a> {
     pub(super) port: &'a ServicePort,
     pub(super) frontend: Frontend,
     pub(super) endpoints: &'a [ResolvedEndpoint],
+    /// For a listener of a Gateway: the endpoints of each backend of its route.
+    pub(super) shares: Option<&'a [EndpointShare]>,
 }
 
 impl<'a> Collector<'a> {

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use tidegate_model::diagnostic::{Diagnostic, Severity};
 use tidegate_model::objects::{Metadata, ObjectKey, Service};
 
+use super::annotations::key;
 use crate::pools::{Problem, ProblemKind};
 
 tidegate_model::named! {
@@ -71,6 +72,36 @@ tidegate_model::named! {
         PartialChecksums => "PartialChecksums",
         /// New connections from a default router's own address are refused.
         RouterAsClient => "RouterAsClient",
+        /// A backend of a route that does not exist.
+        BackendNotFound => "BackendNotFound",
+        /// A listener with the port, protocol and hostname of another one.
+        HostnameConflict => "HostnameConflict",
+        /// A backend of a route whose kind is not supported.
+        InvalidKind => "InvalidKind",
+        /// Parameters of a GatewayClass or Gateway, which are not supported.
+        InvalidParameters => "InvalidParameters",
+        /// Kinds of routes that cannot attach to a listener.
+        InvalidRouteKinds => "InvalidRouteKinds",
+        /// A Gateway or ListenerSet with listeners that are not accepted.
+        ListenersNotValid => "ListenersNotValid",
+        /// A route whose parent has no listener with its name or port, or does not exist.
+        NoMatchingParent => "NoMatchingParent",
+        /// A ListenerSet that its Gateway does not allow.
+        NotAllowed => "NotAllowed",
+        /// A route that no listener of its parent allows.
+        NotAllowedByListeners => "NotAllowedByListeners",
+        /// A ListenerSet of a Gateway that is not accepted.
+        ParentNotAccepted => "ParentNotAccepted",
+        /// A listener of a Gateway that has the maximum number of them.
+        PortUnavailable => "PortUnavailable",
+        /// A listener with the port of one with another protocol.
+        ProtocolConflict => "ProtocolConflict",
+        /// A backend in another namespace without a ReferenceGrant.
+        RefNotPermitted => "RefNotPermitted",
+        /// A requested address of a type that is not supported.
+        UnsupportedAddress => "UnsupportedAddress",
+        /// A listener with a protocol that is not supported.
+        UnsupportedProtocol => "UnsupportedProtocol",
     }
 }
 
@@ -101,6 +132,23 @@ tidegate_model::named! {
         Pod => "Pod",
         /// It requests a weight, and routes to its Pods.
         Node => "Node",
+        /// It requests addresses, and listeners on them.
+        Gateway => "Gateway",
+        /// It requests listeners on the addresses of a Gateway.
+        ListenerSet => "ListenerSet",
+        /// It requests the flows of listeners for its backends.
+        TcpRoute => "TCPRoute",
+        /// It requests the flows of listeners for its backends.
+        UdpRoute => "UDPRoute",
+    }
+}
+
+/// The field of a Gateway that became this field of the Service as which it is served.
+fn field_of_gateway(field: &str) -> String {
+    match field.strip_prefix("metadata.annotations[") {
+        Some(annotation) if annotation.starts_with(key::LOAD_BALANCER_IPS) => "spec.addresses".to_owned(),
+        Some(annotation) => format!("spec.infrastructure.annotations[{annotation}"),
+        None => field.replace("spec.ports", "spec.listeners"),
     }
 }
 
@@ -156,18 +204,22 @@ impl Finding {
     }
 
     /// A finding about the value at `field` of an object of this kind.
-    pub(super) fn of(
+    pub(crate) fn of(
         kind: ObjectKind,
         meta: &Metadata,
         field: &str,
         reason: Reason,
         diagnostic: Diagnostic,
     ) -> Self {
-        Self { object: meta.key.clone(), kind, reason, diagnostic: diagnostic.at(meta.origin.field(field)) }
+        let location = match meta.key.gateway_name() {
+            Some(_) => meta.origin.field(&field_of_gateway(field)),
+            None => meta.origin.field(field),
+        };
+        Self { object: meta.key.clone(), kind, reason, diagnostic: diagnostic.at(location) }
     }
 
     /// The findings about the parts of an object that cannot be used: see [`Metadata::faults`].
-    pub(super) fn of_faults(kind: ObjectKind, meta: &Metadata) -> impl Iterator<Item = Self> {
+    pub(crate) fn of_faults(kind: ObjectKind, meta: &Metadata) -> impl Iterator<Item = Self> {
         meta.faults.iter().map(move |fault| Self::of_fault(kind, &meta.key, fault))
     }
 

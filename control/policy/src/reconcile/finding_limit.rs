@@ -21,6 +21,14 @@ pub(super) type NotMade = (Reason, usize, Severity);
 /// At most [`KEPT_MAX`] findings of a Service for each reason, and a finding with the total for each reason that has
 /// more. `not_made` are the problems for which no finding was created.
 pub(super) fn limited(service: &Metadata, mut findings: Vec<Finding>, not_made: &[NotMade]) -> Vec<Finding> {
+    if let Some(name) = service.key.gateway_name() {
+        // A Gateway is served like a Service, but its owner knows it as a Gateway.
+        let (served, known) =
+            (format!("Service {}", service.key), format!("Gateway {}/{name}", service.key.namespace));
+        for finding in &mut findings {
+            finding.diagnostic.what = finding.diagnostic.what.replace(&served, &known);
+        }
+    }
     if findings.len() <= KEPT_MAX && not_made.is_empty() {
         return findings;
     }

@@ -71,6 +71,8 @@ struct Last {
     memory: Memory,
     slices: SliceIndex,
     plans: BTreeMap<ObjectKey, Planned>,
+    /// For each Service, the Gateways whose routes name it.
+    referrers: BTreeMap<ObjectKey, BTreeSet<ObjectKey>>,
     addresses: Addresses,
     served: BTreeMap<ObjectKey, Entry>,
     shares: Shares,
@@ -147,6 +149,7 @@ impl Last {
             drained: input.drained.clone(),
             memory: input.memory.clone(),
             plans: BTreeMap::new(),
+            referrers: BTreeMap::new(),
             addresses: Addresses::new(input, &slices),
             slices,
             served: BTreeMap::new(),
@@ -200,6 +203,10 @@ impl Last {
             changes.pod(&change);
             dirty.services.extend(self.with_endpoints_from(&change));
         }
+        // A Gateway has the endpoints of the Services that its routes name.
+        let gateways = dirty.services.iter().filter_map(|service| self.referrers.get(service));
+        let gateways: Vec<ObjectKey> = gateways.flatten().cloned().collect();
+        dirty.services.extend(gateways);
         let changed = self.verdicts.differing(input.verdicts);
         changed.iter().for_each(|target| changes.address(target.address.ip()));
         let drained = self.drained.symmetric_difference(input.drained);
@@ -243,14 +250,17 @@ impl Last {
     ) -> impl Iterator<Item = ObjectKey> + 'a {
         let Difference { key, before, after } = *change;
         let namespace = key.namespace.as_str();
-        let services = self.served.range(ObjectKey::new(namespace, "")..);
+        let first = ObjectKey::new(namespace, "");
+        let is_here = move |key: &&ObjectKey| key.namespace == namespace;
+        let served = self.served.range(first.clone()..).map(|(key, _)| key).take_while(is_here);
+        let routed = self.referrers.range(first..).map(|(key, _)| key).take_while(is_here);
+        let services = served.chain(routed).filter_map(|key| Some((key, self.objects.services.get(key)?)));
         let selects = move |service: &Service| {
             let labels = [before, after].into_iter().flatten().map(|pod| &pod.meta.labels);
             let mut selected = labels.map(|l| service.selector.iter().all(|(k, v)| l.get(k) == Some(v)));
             !service.selector.is_empty() && selected.any(|selected| selected)
         };
-        let services = services.take_while(move |(key, _)| key.namespace == namespace);
-        services.filter(move |(_, entry)| selects(&entry.service)).map(|(key, _)| key.clone())
+        services.filter(move |(_, service)| selects(service)).map(|(key, _)| key.clone())
     }
 
     fn affected(&self, changes: Changes) -> Vec<ObjectKey> {
@@ -272,6 +282,7 @@ impl Last {
                 continue;
             }
             let planned = service.and_then(|service| plan(service, input.settings));
+            self.refer(key, planned.as_ref());
             let changed = match planned {
                 Some(planned) => {
                     self.plans.insert(key.clone(), planned);
@@ -284,6 +295,34 @@ impl Last {
             }
         }
         replanned
+    }
+
+    /// Records which Services the routes of a Gateway name.
+    fn refer(&mut self, key: &ObjectKey, after: Option<&Planned>) {
+        if key.gateway_name().is_none() {
+            return;
+        }
+        let named = |planned: &Planned| {
+            let backends = planned
+                .service()
+                .ports
+                .iter()
+                .flat_map(|port| port.routed.iter().flat_map(|routed| &routed.backends));
+            backends.filter_map(|backend| Some(backend.service.as_ref()?.0.clone())).collect::<BTreeSet<_>>()
+        };
+        let before = self.plans.get(key).map(named).unwrap_or_default();
+        let after = after.map(named).unwrap_or_default();
+        for service in before.difference(&after) {
+            if let Some(gateways) = self.referrers.get_mut(service) {
+                gateways.remove(key);
+                if gateways.is_empty() {
+                    self.referrers.remove(service);
+                }
+            }
+        }
+        for service in after.difference(&before) {
+            self.referrers.entry(service.clone()).or_default().insert(key.clone());
+        }
     }
 
     /// Repeats step 2 if its inputs changed. Returns the Services that the result affects.

@@ -68,6 +68,7 @@ mod program;
 mod proxy_protocol;
 mod removed_ports;
 mod reserved_addresses;
+mod route_weights;
 mod serve;
 mod service_addresses;
 mod service_limits;
@@ -85,6 +86,7 @@ mod weights;
 #[cfg(test)]
 mod tests;
 
+pub use annotations::key::LOAD_BALANCER_IPS;
 pub use compare::{Compared, Round};
 pub use demand::Demand;
 pub use drain::{DrainTarget, Drains};

@@ -14,7 +14,7 @@ use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{self, AtVip};
 use tidegate_model::objects::{
-    IpFamily, ResolvedEndpoint, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
+    IpFamily, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
 };
 use tidegate_spec::ownership::Layer2;
 use tidegate_spec::{ChoiceOptions, FlowTracking, NoEndpoints, ServiceSpec};
@@ -72,9 +72,10 @@ pub(super) fn program(
     let mut unchecked = BTreeSet::new();
     for (i, port) in service.ports.iter().enumerate() {
         let unsupported = unsupported_port(collector.plan).or_else(|| without_header(collector, i, port));
-        let endpoints = &endpoints.ports[i].endpoints;
+        let PortEndpoints { endpoints, shares, .. } = &endpoints.ports[i];
+        let shares = shares.as_deref();
         for (frontend, served) in frontends.of_port(port) {
-            let at = PortAt { i, port, frontend, endpoints };
+            let at = PortAt { i, port, frontend, endpoints, shares };
             let served = unsupported.clone().map_or(served, Err);
             match served.and_then(|()| reached(collector, &at)) {
                 Ok(reached) => {
@@ -140,6 +141,8 @@ fn port_view(plan: Plan<'_>, at: &PortAt<'_>, refused: Option<PortRefusal>, back
         refused,
         fail_open: backends.fail_open,
         note: backends.only_elsewhere,
+        route: port.routed.as_ref().and_then(|routed| routed.route.clone()),
+        rejected_ppm: backends.rejected_ppm,
         backends: backends.views,
     }
 }
@@ -322,7 +325,7 @@ fn service_spec(
         } else {
             context.settings().services.defaults.no_endpoints
         },
-        rejected_ppm: 0,
+        rejected_ppm: backends.rejected_ppm,
         mss_clamp: options.handshake.mss_clamp,
         idle_timeout_tcp: options
             .idle

@@ -105,12 +105,12 @@ impl Settings {
     /// Whether this gateway assigns the LoadBalancer address of a Service: the Service has our class, or it has none
     /// and such Services are ours too.
     pub(super) fn claims(&self, service: &Service) -> bool {
-        service.meta.key.gateway_name().is_some()
-            || service.service_type == ServiceType::LoadBalancer
-                && match service.load_balancer_class.as_deref() {
-                    Some(class) => class == self.claims.load_balancer_class,
-                    None => self.claims.unclassed,
-                }
+        service.service_type == ServiceType::LoadBalancer
+            && match service.load_balancer_class.as_deref() {
+                _ if service.meta.key.gateway_name().is_some() => true,
+                Some(class) => class == self.claims.load_balancer_class,
+                None => self.claims.unclassed,
+            }
     }
 
     /// The gateway's own addresses that serve node ports, sorted.

@@ -16,7 +16,7 @@ use tidegate_model::objects::{
 };
 use tidegate_model::yaml::{Field, Fields, Sheet, Unknown, text};
 
-use super::limited;
+use super::limited::limited;
 use super::object::{Object, first_faults};
 use super::service::protocol;
 

@@ -10,6 +10,7 @@
 
 mod endpoints;
 mod gateway_api;
+mod limited;
 mod meta;
 mod object;
 mod pod;
@@ -208,14 +209,4 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, gateway_api: GatewayApi,
     } else if !refused.key.name.is_empty() {
         decoded.refused.push(RefusedObject { faults, ..refused });
     }
-}
-
-/// The items of a list. Too many are an error, except in a stored object.
-fn limited<'a>(of: &Fields<'a>, key: &'static str, max: usize) -> Vec<Field<'a>> {
-    let Some(field) = of.get(key) else { return Vec::new() };
-    let items = field.list();
-    if items.len() > max && !field.sheet.is_stored() {
-        field.error(format_args!("{} items", items.len()), format!("at most {max}"));
-    }
-    items
 }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tidegate_cluster::plan::LeaseHolders;
 use tidegate_model::health::Verdicts;
-use tidegate_model::objects::ObjectKey;
+use tidegate_model::objects::{ObjectKey, Objects};
+use tidegate_policy::gateway_api::GatewayApi;
 use tidegate_policy::pools::{Allocations, Authority, Holdings};
 use tidegate_source::{RefusedObject, SourceUpdate};
 use tokio::time::Instant;
@@ -25,8 +26,9 @@ pub(in crate::daemon) struct Gatherer {
     pub(in crate::daemon) configuration: Configuration,
     /// The copies of the lists of `protection`.
     pub(in crate::daemon) copies: Arc<ListCopies>,
-    /// The current state of the source; `None` until it is known.
-    pub(in crate::daemon) manifests: Option<SourceUpdate>,
+    /// The current state of the source, with a Service for each Gateway; `None` until it is known.
+    manifests: Option<SourceUpdate>,
+    pub(super) gateway_api: GatewayApi,
     /// The results of the health checks.
     pub(in crate::daemon) verdicts: Verdicts,
     /// What operators have drained.
@@ -69,12 +71,26 @@ impl Gatherer {
             configuration,
             copies,
             manifests: None,
+            gateway_api: GatewayApi::default(),
             verdicts: Verdicts::default(),
             drained,
             annotation_fault: None,
             lease_holders: Arc::default(),
             refused: BTreeSet::new(),
         }
+    }
+
+    /// Sets the current state of the source; `None` until it is known.
+    pub(in crate::daemon) fn take(&mut self, manifests: Option<SourceUpdate>) {
+        self.manifests = manifests.map(|update| {
+            let objects = self.gateway_api.derive(&update.objects);
+            SourceUpdate { objects, ..update }
+        });
+    }
+
+    /// The objects of the current state of the source, with a Service for each Gateway; `None` until they are known.
+    pub(in crate::daemon) fn objects(&self) -> Option<&Arc<Objects>> {
+        self.manifests.as_ref().map(|update| &update.objects)
     }
 
     /// Collects the inputs of a round; `None` before the first objects. `seen` is when the first change of the round

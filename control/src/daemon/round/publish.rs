@@ -79,7 +79,12 @@ impl Publication {
         }
         let manifests = gathered.manifests;
         let unapplied = Arc::new(self.publisher.check_applied(&outcome, manifests.version));
-        let outcome = self.completion.complete(outcome, &problems, &manifests.objects);
+        let outcome = self.completion.complete(
+            outcome,
+            &problems,
+            gathered.inputs.gateway_api.findings(),
+            &manifests.objects,
+        );
         if let Some(subject) = &mut subject {
             subject.snapshot = self.publisher.in_use();
         }

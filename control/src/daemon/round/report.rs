@@ -138,6 +138,7 @@ impl Reporter {
         let drain_message = self.drain_message(inputs);
         cluster.offer(generations, |decides, waits_for| Observation {
             objects: Arc::clone(&manifests.objects),
+            gateway_states: Arc::clone(inputs.gateway_api.states()),
             version: manifests.version,
             outcome: Arc::clone(&published.outcome),
             comparisons: published.comparisons,

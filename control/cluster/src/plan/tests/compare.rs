@@ -16,7 +16,7 @@ fn a_wrongly_skipped_service_is_detected_and_written() {
     let (web, view) =
         (Arc::clone(&cluster.objects.services[&key("web")]), Arc::clone(&observation.outcome.services[0]));
     let peer_summary = peer::fingerprint(&cluster.peers, &key("web"), 0);
-    let up_to_date = UpToDate { service: web, view: Some(view), claimed: true, peer_summary };
+    let up_to_date = UpToDate { service: web, view: Some(view), claimed: true, peer_summary, gateway: None };
     cluster.memory.up_to_date.insert(key("web"), up_to_date);
 
     let (identity, mut memory) = (cluster.identity(), cluster.memory.clone());

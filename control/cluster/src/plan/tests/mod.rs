@@ -2,6 +2,7 @@
 
 mod compare;
 mod conformance;
+mod gateway_api;
 mod wording;
 
 use std::collections::BTreeSet;
@@ -16,6 +17,7 @@ use tidegate_model::objects::{
     EndpointSlice, FINALIZER, Ingress, Metadata, ObjectVersion, Objects, Pool, Port, Protocol, Service,
     ServicePort, ServiceType, TargetPort,
 };
+use tidegate_policy::gateway_api::GatewayApi;
 use tidegate_policy::pools::{Authority, FIELD_MANAGER};
 use tidegate_policy::reconcile::{Input, Reason, Reconciler, Settings};
 use tidegate_spec::testing;
@@ -64,6 +66,7 @@ fn key(name: &str) -> ObjectKey {
 struct Cluster {
     settings: Settings,
     objects: Objects,
+    gateway_api: GatewayApi,
     reconciler: Reconciler,
     reconciled: tidegate_policy::reconcile::Memory,
     memory: Memory,
@@ -95,6 +98,7 @@ impl Cluster {
         let mut cluster = Self {
             settings,
             objects: Objects::default(),
+            gateway_api: GatewayApi::default(),
             reconciler: Reconciler::default(),
             reconciled: tidegate_policy::reconcile::Memory::default(),
             memory: Memory::default(),
@@ -157,10 +161,11 @@ impl Cluster {
     fn observe(&mut self) -> Observation {
         let authority = if self.leads { Authority::default() } else { Authority::Follows };
         self.settings.authority = authority;
+        let objects = self.gateway_api.derive(&Arc::new(self.objects.clone()));
         // Use the incremental reconciler, so that unchanged values are shared.
         let outcome = self.reconciler.reconcile(&Input {
             settings: &self.settings,
-            objects: &self.objects,
+            objects: &objects,
             verdicts: &Verdicts::default(),
             drained: &BTreeSet::new(),
             memory: &self.reconciled,
@@ -169,7 +174,8 @@ impl Cluster {
         });
         self.reconciled = outcome.memory.clone();
         Observation {
-            objects: Arc::new(self.objects.clone()),
+            objects,
+            gateway_states: Arc::clone(self.gateway_api.states()),
             version: self.version,
             outcome: Arc::new(outcome),
             comparisons: 0,
@@ -224,14 +230,13 @@ impl Cluster {
         let (compared, differences) = plan_compared(&situation, &mut memory);
         assert_eq!(differences, []);
         // A plan without the list of up-to-date Services must have the same result.
-        let mut fresh = Memory { up_to_date: BTreeMap::new(), ..self.memory.clone() };
+        let mut fresh = self.memory.without_up_to_date();
         let from_scratch = plan(&situation, &mut fresh);
         let mut memory = self.memory.clone();
         let planned = plan(&situation, &mut memory);
         self.memory = memory;
         assert_eq!((&planned, &compared), (&from_scratch, &from_scratch));
-        let without_up_to_date = |memory: &Memory| Memory { up_to_date: BTreeMap::new(), ..memory.clone() };
-        assert_eq!(without_up_to_date(&self.memory), without_up_to_date(&fresh));
+        assert_eq!(self.memory.without_up_to_date(), fresh.without_up_to_date());
         planned
     }
 
@@ -258,6 +263,10 @@ impl Cluster {
 
     fn take(&mut self, write: &Write) {
         match write {
+            Write::Finalizer { service, present, .. } if service.gateway_name().is_some() => {
+                self.take_gateway_finalizer(service, *present);
+            }
+            Write::GatewayApiStatus { object, status, .. } => self.take_status(object, status),
             Write::Finalizer { service, present, .. } => {
                 let mut object = Service::clone(&self.objects.services[service]);
                 object.stored.finalizers.retain(|f| f != FINALIZER);

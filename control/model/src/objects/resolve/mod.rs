@@ -65,7 +65,7 @@ pub struct PortEndpoints {
 pub struct EndpointShare {
     /// The share of new flows relative to the other backends of the listener.
     pub weight: u32,
-    /// The endpoints; those of an invalid reference are empty.
+    /// The endpoints, sorted; those of an invalid reference are empty.
     pub endpoints: Vec<(IpAddr, Port)>,
 }
 

@@ -152,6 +152,12 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
             read.apply(&mut options, annotation, annotation, value);
         }
     }
+    if service.meta.key.gateway_name().is_some() && options.backends.target == config::Target::Node {
+        options.backends.target = config::Target::Pod;
+        if annotations.contains_key(key::TARGET) {
+            read.ignored(key::TARGET, "nodes do not serve Gateways", "tidegate.dev/target pod");
+        }
+    }
     if options.choice.scheduler != config::Scheduler::Maglev
         && annotations.get(key::TABLE_SIZE).is_some_and(|size| config::table_size(size.trim()).is_ok())
     {

@@ -17,6 +17,8 @@ fn port_view(protocol: Protocol, mode: ForwardingMode, refused: Option<PortRefus
         refused,
         fail_open: false,
         note: None,
+        route: None,
+        rejected_ppm: 0,
         backends: vec![],
     }
 }

@@ -182,6 +182,13 @@ pub struct PortView {
     /// Why it has no backend, if its traffic policy is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// For a listener of a Gateway: its route, such as `TCPRoute shop/web`; absent if no route is attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub route: Option<String>,
+    /// The share of new flows that is rejected because backends of the route are invalid or have no endpoints, in parts
+    /// per million; absent if it is 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rejected_ppm: u32,
     /// Its backends, sorted by address and port.
     pub backends: Vec<BackendView>,
 }
@@ -287,8 +294,8 @@ pub struct HealthView {
     pub damping: u8,
 }
 
-fn is_zero(n: &u8) -> bool {
-    *n == 0
+fn is_zero<N: Copy + Into<u64>>(n: &N) -> bool {
+    (*n).into() == 0
 }
 
 /// Whether a backend passes its checks.

@@ -6,7 +6,9 @@ use tidegate_model::objects::Metadata;
 use tidegate_model::objects::gateway_api::{GatewayClass, GatewayClassStatus};
 use tidegate_model::yaml::{Fields, Unknown};
 
-use super::{Rule, generation, has_parameters, is_domain_prefixed, is_path_character};
+use super::fields::generation;
+use super::references::has_parameters;
+use super::rules::{Rule, is_domain_prefixed, is_path_character};
 use crate::manifest::{object::Object, stored};
 
 const CONTROLLER: Rule = Rule {

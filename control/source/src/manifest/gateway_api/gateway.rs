@@ -7,10 +7,12 @@ use tidegate_model::objects::gateway_api::{FromNamespaces, Gateway, GatewayAddre
 use tidegate_model::objects::{Labels, Metadata};
 use tidegate_model::yaml::{Field, Fields, Unknown, text};
 
+use super::fields::{generation, limited_labels};
 use super::listeners::{allowed_namespaces, listeners};
-use super::{HOSTNAME, NAME, Rule, generation, has_parameters, is_domain_prefixed, is_path_character};
-use super::{limited_labels, status};
-use crate::manifest::{limited, meta, object::Object};
+use super::references::has_parameters;
+use super::rules::{HOSTNAME, NAME, Rule, is_domain_prefixed, is_path_character};
+use super::status;
+use crate::manifest::{limited::limited, meta, object::Object};
 
 /// The limits of the definition.
 const ADDRESSES_MAX: usize = 16;

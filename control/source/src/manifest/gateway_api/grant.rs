@@ -6,7 +6,8 @@ use tidegate_model::objects::Metadata;
 use tidegate_model::objects::gateway_api::{GrantFrom, GrantTo, ReferenceGrant};
 use tidegate_model::yaml::{Fields, Unknown};
 
-use super::{API_GROUP, KIND, NAME, NAMESPACE, intact, required_items};
+use super::fields::{intact, required_items};
+use super::rules::{API_GROUP, KIND, NAME, NAMESPACE};
 use crate::manifest::object::Object;
 
 /// The maximum number of items of `from`, and of `to`.

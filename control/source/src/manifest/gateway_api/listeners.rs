@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate_model::config;
-use tidegate_model::objects::gateway_api::{FromNamespaces, GROUP, Listener, ListenerSet, RouteKind};
+use tidegate_model::objects::gateway_api::{FromNamespaces, Listener, ListenerSet, RouteKind};
 use tidegate_model::objects::{Metadata, Port, Selector};
 use tidegate_model::yaml::{Field, Fields, Unknown, text};
 
-use super::{API_GROUP, HOSTNAME, KIND, Rule, SECTION, generation, intact, is_domain_prefixed, parent_ref};
-use super::{required_items, status};
-use crate::manifest::{limited, object::Object};
+use super::fields::{generation, intact, required_items};
+use super::references::{parent_ref, route_kind};
+use super::rules::{HOSTNAME, Rule, SECTION, is_domain_prefixed};
+use super::status;
+use crate::manifest::{limited::limited, object::Object};
 
 /// The limits of the definitions.
 const LISTENERS_MAX: usize = 64;
@@ -109,12 +111,6 @@ fn allowed_routes(listener: &Fields<'_>) -> (Vec<RouteKind>, FromNamespaces) {
         let choices = [("All", ()), ("Selector", ()), ("Same", ())];
         (kinds, allowed_namespaces(fields, &choices, FromNamespaces::Same))
     })
-}
-
-/// One of `kinds` or `supportedKinds`.
-pub(super) fn route_kind(fields: &Fields<'_>) -> Option<RouteKind> {
-    let (group, kind) = (API_GROUP.or(fields, "group", GROUP), KIND.required(fields, "kind"));
-    Some(RouteKind { group: group?, kind: kind? })
 }
 
 /// `namespaces`, with the choices for `from`. With an error it allows no namespace.

@@ -7,9 +7,11 @@ use tidegate_model::objects::gateway_api::{BackendRef, ParentRef, Route, RouteRu
 use tidegate_model::objects::{Metadata, Protocol};
 use tidegate_model::yaml::{Field, Fields, Unknown};
 
-use super::{API_GROUP, KIND, NAME, NAMESPACE, SECTION, generation, intact, parent_ref};
-use super::{required_items, status};
-use crate::manifest::{limited, object::Object};
+use super::fields::{generation, intact, required_items};
+use super::references::parent_ref;
+use super::rules::{API_GROUP, KIND, NAME, NAMESPACE, SECTION};
+use super::status;
+use crate::manifest::{limited::limited, object::Object};
 
 /// The limits of the definitions.
 const PARENTS_MAX: usize = 32;

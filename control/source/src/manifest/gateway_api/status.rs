@@ -5,8 +5,8 @@ use tidegate_model::objects::gateway_api::{
 };
 use tidegate_model::yaml::{Field, Fields, Unknown};
 
-use super::listeners::route_kind;
-use super::{intact, parent_ref};
+use super::fields::intact;
+use super::references::{parent_ref, route_kind};
 use crate::manifest::stored;
 
 pub(super) fn of_gateway(status: &Fields<'_>) -> GatewayStatus {

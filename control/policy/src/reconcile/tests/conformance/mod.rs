@@ -12,6 +12,7 @@ mod control_plane;
 mod endpoints;
 mod external_ips;
 mod forwarding;
+mod gateways;
 mod health_check_node_ports;
 mod life_cycle;
 mod names;
@@ -29,6 +30,7 @@ mod source_ranges;
 use tidegate_model::diagnostic::Severity;
 
 use super::*;
+use crate::gateway_api::GatewayApi;
 
 /// One gateway, tested with both sources.
 pub(super) struct Both {
@@ -48,8 +50,9 @@ impl Both {
 
     /// Replaces the objects.
     pub(super) fn set(&mut self, yaml: &str) {
-        self.directory.objects = read(yaml);
-        self.api.objects = tidegate_source::kubernetes::testing::objects_of(yaml);
+        let derived = |objects| Objects::clone(&GatewayApi::default().derive(&Arc::new(objects)));
+        self.directory.objects = derived(read(yaml));
+        self.api.objects = derived(tidegate_source::kubernetes::testing::objects_of(yaml));
     }
 
     /// Changes both gateways.

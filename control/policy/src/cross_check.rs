@@ -1,7 +1,7 @@
 //! Faults that show only when the configuration is compared with the objects.
 //!
 //! Only `check` reports them: most of these states are normal for a while, such as a Service without endpoints, and a
-//! running gateway reports them in `status` and conditions. No I/O: `load` passes what it has read.
+//! running gateway reports them in `status` and conditions.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,16 +10,18 @@ use std::sync::Arc;
 use tidegate_model::config::{GatewayConfig, SourceConfig};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{AddressRange, EndpointIndex, ObjectKey, Objects, Service, ServiceType};
-use tidegate_policy::pools;
-use tidegate_policy::reconcile::Outcome;
-use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_spec::ForwardingMode;
+
+use crate::pools;
+use crate::reconcile::Outcome;
+use crate::reconcile::view::ServiceView;
 
 /// The maximum number of Services for which one kind of warning is reported.
 const NAMED_MAX: usize = 32;
 
 /// All faults.
-pub(super) fn faults(config: &GatewayConfig, objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
+#[must_use]
+pub fn faults(config: &GatewayConfig, objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     let mut faults = aggregates(config, objects);
     if matches!(config.source, SourceConfig::Directory(_)) {
         faults.extend(backends_with_own_addresses(config, objects));
@@ -145,11 +147,20 @@ fn without_endpoints(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
             return None;
         }
         let (key, field) = (&service.meta.key, "spec.selector");
-        let what = format!("Service {key} has no endpoint, so its clients are not served");
-        let accepted = format!(
-            "an EndpointSlice of namespace {} with endpoints and the label kubernetes.io/service-name: {}",
-            key.namespace, key.name
-        );
+        let (object, accepted) = match key.gateway_name() {
+            Some(name) => {
+                let accepted = "a TCPRoute or UDPRoute to a Service that has endpoints".to_owned();
+                (format!("Gateway {}/{name}", key.namespace), accepted)
+            }
+            None => {
+                let (namespace, name) = (&key.namespace, &key.name);
+                let label = format!("the label kubernetes.io/service-name: {name}");
+                let accepted =
+                    format!("an EndpointSlice of namespace {namespace} with endpoints and {label}");
+                (format!("Service {key}"), accepted)
+            }
+        };
+        let what = format!("{object} has no endpoint, so its clients are not served");
         Some(Diagnostic::warning(what).accepting(accepted).at(service.meta.origin.field(field)))
     };
     services.filter_map(warning).take(NAMED_MAX).collect()

@@ -1,0 +1,251 @@
+//! Everything about one Gateway: its listeners, its ListenerSets, and the routes that attach to them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::gateway_api::{GROUP, Gateway, ListenerSet, ParentRef, Route};
+use tidegate_model::objects::{Metadata, ObjectKey, Objects, Routed, Service};
+
+use super::backends::{self, Resolved};
+use super::condition::{accepted, not_accepted, reason};
+use super::listeners::{Site, admits, of_listeners, sites};
+use super::members::{Members, RouteId, kind_of};
+use super::served::{address_fault, served};
+use super::state::{ConditionState, GatewayState, ListenerSetState, ListenerState, ParentState};
+use crate::reconcile::{Finding, ObjectKind, Reason};
+
+/// The result for one Gateway.
+#[derive(Debug, PartialEq)]
+pub(super) struct Attached {
+    pub(super) state: Arc<GatewayState>,
+    pub(super) sets: Vec<(ObjectKey, Arc<ListenerSetState>)>,
+    /// For each route, its states at this Gateway and its ListenerSets, with the index of the parent in the route.
+    pub(super) routes: BTreeMap<RouteId, RouteStates>,
+    /// The Service as which the Gateway is served.
+    pub(super) service: Arc<Service>,
+    /// What was refused, at the place where it was written.
+    pub(super) findings: Vec<Finding>,
+}
+
+/// The states of a route, each with the index of its parent in the route.
+type RouteStates = Vec<(usize, ParentState)>;
+
+/// Attaches the routes to the listeners. `class` is the condition `Accepted` of the GatewayClass.
+pub(super) fn attach(class: &ConditionState, members: Members<'_>, objects: &Objects) -> Attached {
+    let Members { gateway, sets, routes } = members;
+    let own = &gateway.meta.key.namespace;
+    let is_allowed =
+        |set: &ListenerSet| admits(&gateway.allowed_listeners, own, &set.meta.key.namespace, objects);
+    let (allowed, refused): (Vec<_>, Vec<_>) = sets.into_iter().partition(|set| is_allowed(set));
+    let sites = sites(gateway, &allowed);
+    let mut attaching = Attaching {
+        gateway,
+        refused,
+        // The first route of a listener, in the order of precedence, has its flows.
+        winners: vec![None; sites.len()],
+        findings: listener_findings(gateway, &sites),
+        sites,
+        objects,
+    };
+    let mut of_routes = BTreeMap::new();
+    for route in routes {
+        let states = attaching.route(route);
+        if !states.is_empty() {
+            of_routes.insert((route.protocol, route.meta.key.clone()), states);
+        }
+    }
+    let Attaching { sites, winners, mut findings, refused, .. } = attaching;
+    let accepted = gateway_accepted(class, gateway, &sites);
+    findings.extend(refusal(ObjectKind::Gateway, &gateway.meta, "spec", &accepted));
+    let service = served(gateway, accepted.is_true, &sites, winners);
+    for set in &refused {
+        findings.extend(refusal(ObjectKind::ListenerSet, &set.meta, "spec.parentRef", &not_allowed()));
+    }
+    let sets = set_states(gateway, &accepted, &sites, &allowed, &refused);
+    let attached_listener_sets = sets.iter().filter(|(_, set)| set.accepted.is_true).count();
+    let own = sites.iter().filter(|site| site.set.is_none());
+    let listeners = own.map(|site| site.state.clone()).collect();
+    let state = Arc::new(GatewayState { accepted, listeners, attached_listener_sets });
+    Attached { state, sets, routes: of_routes, service, findings }
+}
+
+/// The listeners of a Gateway while routes attach to them.
+struct Attaching<'a> {
+    gateway: &'a Gateway,
+    sites: Vec<Site<'a>>,
+    /// The ListenerSets that the Gateway does not allow.
+    refused: Vec<&'a Arc<ListenerSet>>,
+    /// The route that has the flows of each listener.
+    winners: Vec<Option<Arc<Routed>>>,
+    findings: Vec<Finding>,
+    objects: &'a Objects,
+}
+
+impl Attaching<'_> {
+    /// Attaches one route. Returns its states at the parents that are this Gateway or one of its ListenerSets.
+    fn route(&mut self, route: &Route) -> RouteStates {
+        let Resolved { backends, condition: resolved, fault_at } = backends::resolve(route, self.objects);
+        let mut attaches = vec![false; self.sites.len()];
+        let mut states = Vec::new();
+        let kind = kind_of(route.protocol);
+        for (index, parent) in route.parents.iter().enumerate() {
+            let Some(of_parent) = named(parent, route, self.gateway, &self.sites, &self.refused) else {
+                continue;
+            };
+            let accepted = match may_attach(parent, route, &self.sites, &of_parent, self.objects) {
+                Ok(attached) => {
+                    attached.into_iter().for_each(|at| attaches[at] = true);
+                    accepted()
+                }
+                Err((reason, message)) => not_accepted(reason, message),
+            };
+            self.findings.extend(refusal(kind, &route.meta, &format!("spec.parentRefs[{index}]"), &accepted));
+            let conditions = vec![accepted, resolved.clone()];
+            states.push((index, ParentState { parent: parent.clone(), conditions }));
+        }
+        let routed = Arc::new(Routed { route: Some(format!("{kind} {}", route.meta.key)), backends });
+        for (at, _) in attaches.iter().enumerate().filter(|(_, attaches)| **attaches) {
+            self.sites[at].state.attached_routes += 1;
+            self.winners[at].get_or_insert_with(|| Arc::clone(&routed));
+        }
+        if let Some(at) = fault_at.filter(|_| !states.is_empty()) {
+            let field = format!("spec.rules[0].backendRefs[{at}]");
+            self.findings.extend(refusal(kind, &route.meta, &field, &resolved));
+        }
+        states
+    }
+}
+
+fn listener_findings(gateway: &Gateway, sites: &[Site<'_>]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for site in sites {
+        let (kind, meta) = match site.set {
+            None => (ObjectKind::Gateway, &gateway.meta),
+            Some(set) => (ObjectKind::ListenerSet, &set.meta),
+        };
+        let field = format!("spec.listeners[{}]", site.index);
+        findings.extend(site.refusals().filter_map(|refused| refusal(kind, meta, &field, refused)));
+    }
+    findings
+}
+
+/// The states of the ListenerSets.
+fn set_states(
+    gateway: &Gateway,
+    accepted: &ConditionState,
+    sites: &[Site<'_>],
+    allowed: &[&Arc<ListenerSet>],
+    refused: &[&Arc<ListenerSet>],
+) -> Vec<(ObjectKey, Arc<ListenerSetState>)> {
+    let state = |set: &ListenerSet, accepted, listeners| {
+        let state = ListenerSetState { gateway: gateway.meta.key.clone(), accepted, listeners };
+        (set.meta.key.clone(), Arc::new(state))
+    };
+    let of_allowed = allowed.iter().map(|set| {
+        let own = sites.iter().filter(|site| site.set.is_some_and(|of| of.meta.key == set.meta.key));
+        let listeners: Vec<ListenerState> = own.map(|site| site.state.clone()).collect();
+        let valid = match accepted.is_true || accepted.reason == reason::LISTENERS_NOT_VALID {
+            true => of_listeners(listeners.iter()),
+            false => not_accepted(reason::PARENT_NOT_ACCEPTED, "the Gateway is not accepted"),
+        };
+        state(set, valid, listeners)
+    });
+    let of_refused = refused.iter().map(|set| state(set, not_allowed(), Vec::new()));
+    of_allowed.chain(of_refused).collect()
+}
+
+fn not_allowed() -> ConditionState {
+    let message = "spec.allowedListeners of the Gateway does not allow ListenerSets of this namespace";
+    not_accepted(reason::NOT_ALLOWED, message)
+}
+
+/// The listeners of a parent, if it is this Gateway or one of its ListenerSets.
+fn named(
+    parent: &ParentRef,
+    route: &Route,
+    gateway: &Gateway,
+    sites: &[Site<'_>],
+    refused: &[&Arc<ListenerSet>],
+) -> Option<Vec<usize>> {
+    if parent.group != GROUP {
+        return None;
+    }
+    let key = parent.key(&route.meta.key.namespace);
+    let of = |set: Option<&ObjectKey>| {
+        let of_parent = sites.iter().enumerate().filter(|(_, site)| site.set.map(|set| &set.meta.key) == set);
+        of_parent.map(|(at, _)| at).collect::<Vec<_>>()
+    };
+    match parent.kind.as_str() {
+        "Gateway" => (key == gateway.meta.key).then(|| of(None)),
+        "ListenerSet" => {
+            let listeners = of(Some(&key));
+            (!listeners.is_empty() || refused.iter().any(|set| set.meta.key == key)).then_some(listeners)
+        }
+        _ => None,
+    }
+}
+
+/// The listeners that a route attaches to, or why there are none.
+fn may_attach(
+    parent: &ParentRef,
+    route: &Route,
+    sites: &[Site<'_>],
+    of_parent: &[usize],
+    objects: &Objects,
+) -> Result<Vec<usize>, (&'static str, String)> {
+    let is_named = |at: &usize| {
+        let listener = sites[*at].listener;
+        parent.section_name.as_ref().is_none_or(|name| *name == listener.name)
+            && parent.port.is_none_or(|port| port == listener.port)
+    };
+    let candidates: Vec<usize> = of_parent.iter().copied().filter(is_named).collect();
+    if candidates.is_empty() {
+        let message =
+            format!("{} {} has no listener with this sectionName or port", parent.kind, parent.name);
+        return Err((reason::NO_MATCHING_PARENT, message));
+    }
+    let namespace = &route.meta.key.namespace;
+    let admits = |at: &usize| {
+        let site = &sites[*at];
+        site.supports(route.kind())
+            && admits(&site.listener.allowed_namespaces, site.namespace, namespace, objects)
+    };
+    let allowed: Vec<usize> = candidates.into_iter().filter(admits).collect();
+    if allowed.is_empty() {
+        let kind = route.kind();
+        let message =
+            format!("no listener allows a {kind} of namespace {namespace} (protocol, allowedRoutes)");
+        return Err((reason::NOT_ALLOWED_BY_LISTENERS, message));
+    }
+    let served: Vec<usize> = allowed.into_iter().filter(|at| sites[*at].state.served.is_some()).collect();
+    match served.is_empty() {
+        true => Err((reason::NO_MATCHING_PARENT, "the listener is not accepted".to_owned())),
+        false => Ok(served),
+    }
+}
+
+/// The finding about a refusal.
+fn refusal(kind: ObjectKind, meta: &Metadata, field: &str, refused: &ConditionState) -> Option<Finding> {
+    let reason = Reason::ALL.into_iter().find(|reason| reason.as_str() == refused.reason)?;
+    let what = format!("{kind} {}: {}", meta.key, refused.message);
+    let diagnostic = if refused.is_true { Diagnostic::warning(what) } else { Diagnostic::error(what) };
+    Some(Finding::of(kind, meta, field, reason, diagnostic))
+}
+
+/// The condition `Accepted` of a Gateway.
+fn gateway_accepted(class: &ConditionState, gateway: &Gateway, sites: &[Site<'_>]) -> ConditionState {
+    if !class.is_true {
+        return not_accepted(class.reason, format!("GatewayClass {}: {}", gateway.class, class.message));
+    }
+    if gateway.has_parameters {
+        let message =
+            "spec.infrastructure.parametersRef is not supported; accepted: infrastructure.annotations";
+        return not_accepted(reason::INVALID_PARAMETERS, message);
+    }
+    if let Some(message) = address_fault(gateway) {
+        return not_accepted(reason::UNSUPPORTED_ADDRESS, message);
+    }
+    let own = sites.iter().filter(|site| site.set.is_none()).map(|site| &site.state);
+    of_listeners(own)
+}

@@ -1,0 +1,53 @@
+//! The objects that concern one Gateway, and how a route is identified.
+
+use std::sync::Arc;
+
+use tidegate_model::objects::gateway_api::{Gateway, ListenerSet, Route};
+use tidegate_model::objects::{Metadata, ObjectKey, Objects, Protocol};
+
+use crate::reconcile::ObjectKind;
+
+/// A route: its protocol and key.
+pub(super) type RouteId = (Protocol, ObjectKey);
+
+/// The objects that concern one Gateway.
+pub(super) struct Members<'a> {
+    pub(super) gateway: &'a Gateway,
+    /// The ListenerSets that name the Gateway as their parent, in their order of precedence.
+    pub(super) sets: Vec<&'a Arc<ListenerSet>>,
+    /// The routes that name the Gateway, or one of these ListenerSets, as a parent, in their order of precedence.
+    pub(super) routes: Vec<&'a Arc<Route>>,
+}
+
+impl<'a> Members<'a> {
+    pub(super) fn new(
+        gateway: &'a Gateway,
+        mut sets: Vec<&'a Arc<ListenerSet>>,
+        mut routes: Vec<&'a Arc<Route>>,
+    ) -> Self {
+        sets.sort_by(|a, b| precedence(&a.meta).cmp(&precedence(&b.meta)));
+        routes.sort_by(|a, b| precedence(&a.meta).cmp(&precedence(&b.meta)));
+        Self { gateway, sets, routes }
+    }
+}
+
+/// The order in which objects of equal rights have precedence: the oldest first, then by namespace and name.
+fn precedence(meta: &Metadata) -> impl Ord + '_ {
+    (meta.creation_time.is_none(), meta.creation_time, &meta.key)
+}
+
+/// The route with this identity.
+pub(super) fn route<'a>((protocol, key): &RouteId, objects: &'a Objects) -> Option<&'a Arc<Route>> {
+    match protocol {
+        Protocol::Udp => objects.udp_routes.get(key),
+        Protocol::Tcp | Protocol::Sctp => objects.tcp_routes.get(key),
+    }
+}
+
+/// The kind of the routes of a protocol.
+pub(super) fn kind_of(protocol: Protocol) -> ObjectKind {
+    match protocol {
+        Protocol::Udp => ObjectKind::UdpRoute,
+        Protocol::Tcp | Protocol::Sctp => ObjectKind::TcpRoute,
+    }
+}
