@@ -1,6 +1,7 @@
 //! A gateway without a daemon: the threads of the dataplane over ports in memory, and the steps of a daemon's round.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +11,7 @@ use tidegate_dataplane::topology::WorkerPlacement;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Objects;
 use tidegate_pipeline::frame::MemoryFrame;
+use tidegate_policy::gateway_api::GatewayApi;
 use tidegate_policy::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
 use tidegate_spec::{ServiceKey, SnapshotSpec};
 
@@ -49,6 +51,7 @@ pub struct Gateway<'a> {
     /// The objects of the source.
     pub objects: Objects,
     memory: Memory,
+    gateway_api: GatewayApi,
     reconciler: Reconciler,
     worker_pool: &'a WorkerPool<MemoryFrame>,
     last: Option<Outcome>,
@@ -79,6 +82,7 @@ impl<'a> Gateway<'a> {
             settings: world::settings(),
             objects,
             memory: Memory::default(),
+            gateway_api: GatewayApi::default(),
             reconciler: Reconciler::default(),
             worker_pool,
             last: None,
@@ -93,9 +97,10 @@ impl<'a> Gateway<'a> {
     /// The state was not published, or not completely.
     pub fn round(&mut self) -> Result<Stages> {
         let start = Instant::now();
+        let objects = self.gateway_api.derive(&Arc::new(self.objects.clone()));
         let outcome = self.reconciler.reconcile(&Input {
             settings: &self.settings,
-            objects: &self.objects,
+            objects: &objects,
             verdicts: &Verdicts::default(),
             drained: &BTreeSet::new(),
             memory: &self.memory,
@@ -134,9 +139,10 @@ impl<'a> Gateway<'a> {
     #[must_use]
     pub fn from_scratch(&self) -> Duration {
         let start = Instant::now();
+        let objects = GatewayApi::default().derive(&Arc::new(self.objects.clone()));
         let outcome = Reconciler::default().reconcile(&Input {
             settings: &self.settings,
-            objects: &self.objects,
+            objects: &objects,
             verdicts: &Verdicts::default(),
             drained: &BTreeSet::new(),
             memory: &self.memory,

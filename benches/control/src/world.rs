@@ -9,6 +9,10 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use tidegate_model::objects::gateway_api::{
+    BackendRef, CONTROLLER, FromNamespaces, GROUP, Gateway, GatewayClass, Listener, ParentRef, Route,
+    RouteRule,
+};
 use tidegate_model::objects::{
     AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, Metadata, Namespace, Node, ObjectKey,
     ObjectRef, Objects, Pool, Port, Protocol, SERVICE_NAME_LABEL, Service, ServicePort, ServiceType,
@@ -101,6 +105,69 @@ pub fn objects(size: Size) -> Objects {
             .collect(),
         ..Objects::default()
     }
+}
+
+/// The number of listeners of a Gateway, each with a route to one Service.
+pub const ROUTES_PER_GATEWAY: usize = 10;
+
+/// Objects with Gateways instead of Services of type LoadBalancer: one for each ten Services, with a listener
+/// and a TCPRoute for each of these.
+#[must_use]
+pub fn behind_gateways(mut objects: Objects, size: Size) -> Objects {
+    let class = GatewayClass { controller: CONTROLLER.to_owned(), ..GatewayClass::default() };
+    objects.gateway_classes.insert("tidegate".to_owned(), Arc::new(class));
+    for first in (0..size.services).step_by(ROUTES_PER_GATEWAY) {
+        let services = first..(first + ROUTES_PER_GATEWAY).min(size.services);
+        let ObjectKey { namespace, name } = key(first);
+        let gateway = ObjectKey::new(namespace.as_str(), name.as_str());
+        let mut listeners = Vec::new();
+        for (port, n) in (8000..).zip(services) {
+            let port = Port::new(port).expect("not zero");
+            let mut exposed = service(n);
+            exposed.service_type = ServiceType::ClusterIp;
+            let backend = BackendRef {
+                group: String::new(),
+                kind: "Service".to_owned(),
+                namespace: None,
+                name: exposed.meta.key.name.clone(),
+                port: Some(exposed.ports[0].port),
+                weight: 1,
+            };
+            let parent = ParentRef {
+                group: GROUP.to_owned(),
+                kind: "Gateway".to_owned(),
+                name: name.clone(),
+                port: Some(port),
+                ..ParentRef::default()
+            };
+            let route = Route {
+                meta: Metadata::new(exposed.meta.key.clone()),
+                generation: 1,
+                protocol: Protocol::Tcp,
+                parents: vec![parent],
+                rules: vec![RouteRule { name: None, backends: vec![backend] }],
+                status: Vec::new(),
+            };
+            objects.tcp_routes.insert(route.meta.key.clone(), Arc::new(route));
+            objects.services.insert(exposed.meta.key.clone(), Arc::new(exposed));
+            listeners.push(Listener {
+                name: format!("port-{port}"),
+                hostname: None,
+                port,
+                protocol: "TCP".to_owned(),
+                allowed_kinds: Vec::new(),
+                allowed_namespaces: FromNamespaces::Same,
+            });
+        }
+        let gateway = Gateway {
+            meta: Metadata::new(gateway),
+            class: "tidegate".to_owned(),
+            listeners,
+            ..Gateway::default()
+        };
+        objects.gateways.insert(gateway.meta.key.clone(), Arc::new(gateway));
+    }
+    objects
 }
 
 /// A Service with port 80 and target port 8080.

@@ -1,7 +1,7 @@
 //! From objects to workers, stage by stage: the first state of a cluster, then changes of one endpoint at a time.
 //!
-//! `control-scale [--services N] [--endpoints N] [--changes N] [--others N] [--core N] [--rate N]` creates the cluster
-//! of [`world`]. It starts the threads of a gateway over ports in memory with one worker on that core, and performs the
+//! `control-scale [--services N] [--endpoints N] [--changes N] [--others N] [--core N] [--rate N] [--gateways]` creates the cluster
+//! of [`world`], with `--gateways` with a Gateway for each ten Services. It starts the threads of a gateway over ports in memory with one worker on that core, and performs the
 //! steps of a daemon's round: reconcile, compile, publish, wait for the worker. A change makes a Pod not ready, makes
 //! it ready again, or replaces it, in turn. Meanwhile packets go to all Services at the given rate, and each is counted
 //! when it leaves. Then other objects change, `--others` times each: a node, a namespace, a Service. The program prints
@@ -27,7 +27,12 @@ fn main() -> Result<()> {
     let mut size = Size { services: 10_000, endpoints: 10 };
     let (mut changes, mut others, mut core, mut rate) = (1_000, 100, 1, 50_000_u64);
     let mut arguments = std::env::args().skip(1);
+    let mut has_gateways = false;
     while let Some(argument) = arguments.next() {
+        if argument == "--gateways" {
+            has_gateways = true;
+            continue;
+        }
         let mut number = || arguments.next().context("a number is missing")?.parse().context("a number");
         match argument.as_str() {
             "--services" => size.services = number()?,
@@ -37,17 +42,21 @@ fn main() -> Result<()> {
             "--core" => core = number()?,
             "--rate" => rate = u64::try_from(number()?)?,
             _ => bail!(
-                "{argument:?} is not known; accepted: --services, --endpoints, --changes, --others, --core, --rate"
+                "{argument:?} is not known; accepted: --services, --endpoints, --changes, --others, --core, --rate, --gateways"
             ),
         }
     }
     let (worker_pool, wire) = worker_pool(core)?;
     let began = weight::anonymous()?;
-    let objects = world::objects(size);
+    let objects = match world::objects(size) {
+        services if has_gateways => world::behind_gateways(services, size),
+        services => services,
+    };
     let with_objects = weight::anonymous()?;
     let mut gateway = Gateway::new(objects, &worker_pool);
 
-    println!("{} Services, {} endpoints\n", size.services, size.all());
+    let gateways = if has_gateways { size.services.div_ceil(world::ROUTES_PER_GATEWAY) } else { 0 };
+    println!("{} Services, {} endpoints, {gateways} Gateways\n", size.services, size.all());
     println!("| stage | first state | one change: median | p99 | most |\n|---|---|---|---|---|");
     let first = gateway.round()?;
     let with_state = weight::anonymous()?;
