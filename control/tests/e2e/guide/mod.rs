@@ -283,6 +283,14 @@ fn the_commands_of_the_runbooks_exist() {
 }
 
 #[test]
+fn a_user_builds_gateways_for_four_protocols() {
+    let _machine = beside_others();
+    let site = Site::build(&[gateway("gateway"), CLIENT, SERVER, ROUTER]);
+    start_first_gateway(site.host("gateway"));
+    site.follow("13-gateways");
+}
+
+#[test]
 fn an_operator_follows_the_tour_of_the_commands() {
     let _machine = beside_others();
     let site = Site::build(&[gateway("gateway"), CLIENT, SERVER, ROUTER]);
