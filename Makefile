@@ -13,7 +13,7 @@ FLOODS ?=
 SOAK_SECONDS ?= 3600
 export CARGO
 
-.PHONY: help setup tools build release deb deb-test image image-test man demo lint test test-apiserver without-dpdk vm-test \
+.PHONY: help setup tools build release deb deb-test image image-test man demo lint test test-apiserver conformance without-dpdk vm-test \
   floods kube-proxy fuzz bench perf soak instructions compare deny advisories clean
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo 'make lint     rustfmt and clippy with warnings as errors'
 	@echo 'make kube-proxy  target node with the real kube-proxy (root, network the first time, minutes)'
 	@echo 'make test-apiserver  the Kubernetes tests with a real API server (root, network the first time, 10 min)'
+	@echo 'make conformance  the conformance suite of the Gateway API, GATEWAY-TCP and GATEWAY-UDP (root, network the first time, minutes)'
 	@echo 'make without-dpdk  the kubectl plugin and cargo test in a root without libdpdk (root, network, minutes)'
 	@echo 'make tools    build that API server: kube-apiserver, kube-controller-manager, etcd, kubectl and helm (network, minutes)'
 	@echo 'make vm-test  emulated PCI NICs with their DPDK drivers, in virtual machines (root, minutes); NICS="virtio e1000e vmxnet3"'
@@ -85,6 +86,9 @@ test: setup
 
 test-apiserver: setup
 	@deploy/scripts/test-apiserver.sh
+
+conformance: setup
+	@deploy/scripts/conformance.sh
 
 vm-test: setup
 	@deploy/vm/test.sh

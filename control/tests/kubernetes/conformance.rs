@@ -130,6 +130,10 @@ fn gateway_api_suite() {
         "{{apiVersion: gateway.networking.k8s.io/v1, kind: GatewayClass, metadata: {{name: {CLASS}}}, \
          spec: {{controllerName: tidegate.dev/gateway}}}}"
     ));
+    world.until("the supported features", || {
+        let class = world.api.get("gateway.networking.k8s.io/v1", "GatewayClass", "", CLASS)?;
+        class["status"]["supportedFeatures"].as_array().filter(|features| !features.is_empty()).map(|_| ())
+    });
     let client = world.lab().client();
     let _forwarder = world.api.reached_from(client);
     let kubeconfig = world.api.kubeconfig(&output).expect("kubeconfig written");

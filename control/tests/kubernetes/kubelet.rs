@@ -11,7 +11,7 @@
 //! Invariant: each round compares all Pods with the processes, so a lost request or an ended process is repeated in the
 //! next round.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -43,7 +43,8 @@ pub(crate) fn while_running<T>(lab: &Lab, admin: &Admin, programs: &Path, work: 
         // Also when `work` panics: the scope waits for the thread.
         let _stop = StopOnDrop(&stop);
         scope.spawn(|| {
-            let mut kubelet = Kubelet { lab, admin, programs, pods: BTreeMap::new(), started: 0 };
+            let (pods, printed) = (BTreeMap::new(), BTreeSet::new());
+            let mut kubelet = Kubelet { lab, admin, programs, pods, started: 0, printed };
             while !stop.load(Ordering::Relaxed) {
                 kubelet.round();
                 std::thread::sleep(ROUND);
@@ -69,6 +70,8 @@ struct Kubelet<'a> {
     pods: BTreeMap<String, RunningPod>,
     /// The number of Pods that were started so far.
     started: u32,
+    /// The errors that were printed. A Pod that waits for a Secret has the same one in every round.
+    printed: BTreeSet<String>,
 }
 
 /// The host of a Pod and its processes.
@@ -81,6 +84,9 @@ struct RunningPod {
     /// Whether the API server accepted its status.
     is_reported: bool,
 }
+
+/// Names and contents.
+type Files = Vec<(String, Vec<u8>)>;
 
 /// The command of a container.
 struct Command {
@@ -105,7 +111,9 @@ impl Kubelet<'_> {
             self.send("DELETE", &path_of(pod), ("application/json", &now));
         }
         for pod in living {
-            if let Err(error) = self.run(pod) {
+            if let Err(error) = self.run(pod)
+                && self.printed.insert(format!("{} {error}", uid_of(pod)))
+            {
                 eprintln!("kubelet: {}: {error}", path_of(pod));
             }
         }
@@ -198,7 +206,7 @@ impl Kubelet<'_> {
     }
 
     /// The files of a volume; `None` for a kind that is ignored.
-    fn files(&self, pod: &Pod, volume: &Volume) -> Result<Option<Vec<(String, Vec<u8>)>>, String> {
+    fn files(&self, pod: &Pod, volume: &Volume) -> Result<Option<Files>, String> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let get = |kind: &str, name: &str| {
             let path = format!("/api/v1/namespaces/{namespace}/{kind}/{name}");
@@ -316,10 +324,7 @@ fn value_of(pod: &Pod, variable: &EnvVar, address: &str) -> Result<String, Strin
 }
 
 /// The files of `items`, or all.
-fn selected(
-    mut data: BTreeMap<String, ByteString>,
-    items: Option<&[KeyToPath]>,
-) -> Result<Vec<(String, Vec<u8>)>, String> {
+fn selected(mut data: BTreeMap<String, ByteString>, items: Option<&[KeyToPath]>) -> Result<Files, String> {
     let Some(items) = items else { return Ok(data.into_iter().map(|(key, bytes)| (key, bytes.0)).collect()) };
     let file = |item: &KeyToPath| {
         let bytes = data.remove(&item.key).ok_or_else(|| format!("no key {}", item.key))?;

@@ -13,6 +13,7 @@ mod definitions;
 mod endpoints;
 mod faulty_pool;
 mod flow_peers;
+mod gateway_api;
 mod gateway_drain;
 mod helm;
 mod install;

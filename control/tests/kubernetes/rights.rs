@@ -7,6 +7,7 @@ use serde_json::Value;
 use test_apiserver::Logged;
 
 use crate::api::Needs;
+use crate::gateway_api::{CLASS, define, gateway, route};
 use crate::needs;
 use crate::world::{SEEN, Setting, World, service, slice, text};
 
@@ -95,6 +96,17 @@ fn rbac_is_the_least_that_works() {
     let faulty =
         service("web").replace("metadata: {", "metadata: {annotations: {tidegate.dev/table-size: many}, ");
     world.apply(&(faulty + &slice("web", &["10.244.0.1"])));
+    define(&world);
+    let listener_set = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: more, namespace: shop}
+spec: {parentRef: {name: edge}, listeners: [{name: udp, port: 53, protocol: UDP}]}
+---
+";
+    let tcp = route("web", "edge", "web");
+    let udp = tcp.replace("TCPRoute", "UDPRoute");
+    world.apply(&(CLASS.to_owned() + &gateway("edge") + listener_set + &tcp + &udp));
     let setting = Setting { document: "pools: []".into(), drain: "1s".into(), ..Setting::default() };
     world.start_with("edge-1", &setting);
     world.until("the fault to be reported", || {
@@ -103,8 +115,8 @@ fn rbac_is_the_least_that_works() {
     });
     world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     world.start_again("edge-1");
-    let gateway = world.gateway("edge-1");
-    world.until("a backend", || (gateway.backends("web").len() == 1).then_some(()));
+    let edge = world.gateway("edge-1");
+    world.until("a backend", || (edge.backends("web").len() == 1).then_some(()));
     // The life cycle of one Service uses every right except one: a GatewayStatus is created by an apply, which needs
     // the right `create` although the request is a patch.
     let seldom = [("create", "tidegate.dev", "gatewaystatuses")]
