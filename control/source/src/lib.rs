@@ -31,7 +31,7 @@ pub struct SourceUpdate {
     /// All objects. If some are unavailable (a file with errors, an API server that lost them), the objects of their
     /// last valid state are included. An unchanged object keeps its `Arc`; [`Objects`] describes how to find changes.
     pub objects: Arc<Objects>,
-    /// The resourceVersion of the Services and Gateways, the older of the two. A gateway that has applied this update no longer serves addresses that were
+    /// The resourceVersion of the Services. A gateway that has applied this update no longer serves addresses that were
     /// released at this version or earlier, except those of objects that it keeps. 0 for a directory, and until an API
     /// server has sent a version.
     pub version: u64,

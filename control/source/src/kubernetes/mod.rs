@@ -53,7 +53,7 @@ use first_end::first_end;
 use health_probe::HealthProbe;
 use history::Epoch;
 use hub::Hub;
-use kinds::{GATEWAY, KINDS, Kind, KindIndex, SERVICE, SLICE};
+use kinds::{KINDS, Kind, KindIndex, SERVICE, SLICE};
 use reflect::{Event, Reflector, Shared};
 use slice_budget::Slices;
 use tuning::Tuning;
@@ -104,14 +104,6 @@ impl KubernetesSource {
         let definitions = definition::watch(connector.clone(), tuning, updated.clone(), events.clone());
         let mut tasks: Vec<Task> = vec![Box::pin(probing), Box::pin(definitions)];
         let refit = slices.refit.clone();
-        let [services, gateways]: [Arc<Notify>; 2] = Default::default();
-        let (requested, listed) = (refresh.clone(), [services.clone(), gateways.clone()]);
-        tasks.push(Box::pin(async move {
-            loop {
-                requested.notified().await;
-                listed.iter().for_each(|kind| kind.notify_one());
-            }
-        }));
         let shared = Shared {
             connector: connector.clone(),
             tuning,
@@ -138,8 +130,7 @@ impl KubernetesSource {
                 continue;
             }
             let refresh = match index {
-                SERVICE => services.clone(),
-                GATEWAY => gateways.clone(),
+                SERVICE => refresh.clone(),
                 SLICE => refit.clone(),
                 _ => Arc::default(),
             };

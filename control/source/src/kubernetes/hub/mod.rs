@@ -178,9 +178,8 @@ impl Hub {
     fn receive(&mut self, index: KindIndex, event: Event, now: Instant) {
         let kept = self.stores[index].retain.kept().len();
         match &event {
-            Event::Listed(_, point) => self.publication.listed(index, point.version, now),
-            Event::Watched(watched) => self.publication.watched(index, watched.version(), now),
-            Event::Absent(..) => self.publication.absent(index, now),
+            Event::Listed(_, point) if index == SERVICE => self.publication.listed(point.version, now),
+            Event::Watched(watched) if index == SERVICE => self.publication.watched(watched.version(), now),
             _ => {}
         }
         self.handle(index, event, now);
