@@ -68,15 +68,14 @@ impl GatewayApi {
                 None => services.remove(change.key),
             };
         }
-        self.attach(&dirty, &mut services);
         if !dirty.is_empty() || index::differ(&before, objects) {
+            self.attach(&dirty, &mut services);
             self.find(objects);
         }
-        self.derived =
-            match services.ptr_eq(&objects.services) || objects.gateways.is_empty() && dirty.is_empty() {
-                true => Arc::clone(objects),
-                false => Arc::new(Objects { services, ..Objects::clone(objects) }),
-            };
+        self.derived = match objects.gateways.is_empty() {
+            true => Arc::clone(objects),
+            false => Arc::new(Objects { services, ..Objects::clone(objects) }),
+        };
         Arc::clone(&self.derived)
     }
 
