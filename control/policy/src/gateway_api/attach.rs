@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::gateway_api::{GROUP, Gateway, ListenerSet, ParentRef, Route};
+use tidegate_model::objects::gateway_api::{Gateway, ListenerSet, ParentRef, Route};
 use tidegate_model::objects::{Metadata, ObjectKey, Objects, Routed, Service};
 
 use super::backends::{self, Resolved};
 use super::condition::{accepted, not_accepted, reason};
 use super::listeners::{Site, admits, of_listeners, sites};
-use super::members::{Members, RouteId, kind_of};
+use super::members::{Members, Parent, RouteId, kind_of, parent_of};
 use super::served::{address_fault, served};
 use super::state::{ConditionState, GatewayState, ListenerSetState, ListenerState, ParentState};
 use crate::reconcile::{Finding, ObjectKind, Reason};
@@ -168,21 +168,16 @@ fn named(
     sites: &[Site<'_>],
     refused: &[&Arc<ListenerSet>],
 ) -> Option<Vec<usize>> {
-    if parent.group != GROUP {
-        return None;
-    }
-    let key = parent.key(&route.meta.key.namespace);
     let of = |set: Option<&ObjectKey>| {
         let of_parent = sites.iter().enumerate().filter(|(_, site)| site.set.map(|set| &set.meta.key) == set);
         of_parent.map(|(at, _)| at).collect::<Vec<_>>()
     };
-    match parent.kind.as_str() {
-        "Gateway" => (key == gateway.meta.key).then(|| of(None)),
-        "ListenerSet" => {
+    match parent_of(parent, route)? {
+        Parent::Gateway(key) => (key == gateway.meta.key).then(|| of(None)),
+        Parent::ListenerSet(key) => {
             let listeners = of(Some(&key));
             (!listeners.is_empty() || refused.iter().any(|set| set.meta.key == key)).then_some(listeners)
         }
-        _ => None,
     }
 }
 

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidegate_model::objects::gateway_api::{FromNamespaces, GROUP, Gateway, ListenerSet, ParentRef, Route};
+use tidegate_model::objects::gateway_api::{FromNamespaces, Gateway, ListenerSet, Route};
 use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_model::shared_map::{Difference, differences};
 
 use super::backends;
-use super::members::{Members, RouteId, route};
+use super::members::{Members, Parent, RouteId, parent_of, route};
 
 /// The references between the objects of one state.
 #[derive(Debug, Default)]
@@ -19,13 +19,6 @@ pub(super) struct Index {
     routes: Links<Parent, RouteId>,
     /// The routes that name a Service.
     backends: Links<ObjectKey, RouteId>,
-}
-
-/// A Gateway or ListenerSet that a route can attach to.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Parent {
-    Gateway(ObjectKey),
-    ListenerSet(ObjectKey),
 }
 
 /// For each object, those that refer to it.
@@ -168,16 +161,6 @@ fn sides<'a, K, V>(change: &Difference<'a, K, V>) -> impl Iterator<Item = (&'a V
     [(change.before, false), (change.after, true)]
         .into_iter()
         .filter_map(|(side, is_new)| Some((side?, is_new)))
-}
-
-/// The parent that a reference names, if it is of a kind that this controller implements.
-fn parent_of(parent: &ParentRef, route: &Route) -> Option<Parent> {
-    let key = parent.key(&route.meta.key.namespace);
-    match (parent.group.as_str(), parent.kind.as_str()) {
-        (GROUP, "Gateway") => Some(Parent::Gateway(key)),
-        (GROUP, "ListenerSet") => Some(Parent::ListenerSet(key)),
-        _ => None,
-    }
 }
 
 fn gateway_of(parent: &Parent, objects: &Objects) -> Option<ObjectKey> {

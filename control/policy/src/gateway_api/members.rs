@@ -2,13 +2,20 @@
 
 use std::sync::Arc;
 
-use tidegate_model::objects::gateway_api::{Gateway, ListenerSet, Route};
+use tidegate_model::objects::gateway_api::{GROUP, Gateway, ListenerSet, ParentRef, Route};
 use tidegate_model::objects::{Metadata, ObjectKey, Objects, Protocol};
 
 use crate::reconcile::ObjectKind;
 
 /// A route: its protocol and key.
 pub(super) type RouteId = (Protocol, ObjectKey);
+
+/// A Gateway or ListenerSet that a route can attach to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Parent {
+    Gateway(ObjectKey),
+    ListenerSet(ObjectKey),
+}
 
 /// The objects that concern one Gateway.
 pub(super) struct Members<'a> {
@@ -41,6 +48,16 @@ pub(super) fn route<'a>((protocol, key): &RouteId, objects: &'a Objects) -> Opti
     match protocol {
         Protocol::Udp => objects.udp_routes.get(key),
         Protocol::Tcp | Protocol::Sctp => objects.tcp_routes.get(key),
+    }
+}
+
+/// The parent that a reference names, if it is of a kind that this controller implements.
+pub(super) fn parent_of(parent: &ParentRef, route: &Route) -> Option<Parent> {
+    let key = parent.key(&route.meta.key.namespace);
+    match (parent.group.as_str(), parent.kind.as_str()) {
+        (GROUP, "Gateway") => Some(Parent::Gateway(key)),
+        (GROUP, "ListenerSet") => Some(Parent::ListenerSet(key)),
+        _ => None,
     }
 }
 

@@ -29,14 +29,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::gateway_api::{CONTROLLER, GROUP, Gateway, GatewayClass};
+use tidegate_model::objects::gateway_api::{CONTROLLER, Gateway, GatewayClass};
 use tidegate_model::objects::{FINALIZER, ObjectKey, Objects, Protocol, Service};
 use tidegate_model::shared_map::{SharedMap, differences};
 
 use attach::{Attached, attach};
 use condition::{accepted, not_accepted, reason};
 use index::Index;
-use members::{RouteId, kind_of};
+use members::{Parent, RouteId, kind_of, parent_of};
 
 use crate::reconcile::{Finding, ObjectKind, Reason};
 
@@ -227,14 +227,10 @@ fn without_class(objects: &Objects) -> impl Iterator<Item = Finding> {
 fn without_gateway(objects: &Objects) -> impl Iterator<Item = Finding> {
     let routes = objects.tcp_routes.values().chain(objects.udp_routes.values());
     routes.flat_map(|route| {
-        let missing = route.parents.iter().enumerate().filter(|(_, parent)| {
-            let key = parent.key(&route.meta.key.namespace);
-            parent.group == GROUP
-                && match parent.kind.as_str() {
-                    "Gateway" => !objects.gateways.contains_key(&key),
-                    "ListenerSet" => !objects.listener_sets.contains_key(&key),
-                    _ => false,
-                }
+        let missing = route.parents.iter().enumerate().filter(|(_, parent)| match parent_of(parent, route) {
+            Some(Parent::Gateway(key)) => !objects.gateways.contains_key(&key),
+            Some(Parent::ListenerSet(key)) => !objects.listener_sets.contains_key(&key),
+            None => false,
         });
         missing.map(|(at, parent)| {
             let (kind, key) = (&parent.kind, parent.key(&route.meta.key.namespace));

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tidegate_model::objects::gateway_api::{
-    BackendRef, FromNamespaces, Gateway, GrantFrom, GrantTo, Listener, ListenerSet, ParentRef,
+    BackendRef, FromNamespaces, GROUP, Gateway, GrantFrom, GrantTo, Listener, ListenerSet, ParentRef,
     ReferenceGrant, Route, RouteRule,
 };
 use tidegate_model::objects::{Metadata, Namespace, Port, Selector, ServicePort, TargetPort};
