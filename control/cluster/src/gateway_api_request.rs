@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use tidegate_model::objects::gateway_api::{
     API_VERSION, CONTROLLER, GROUP, GatewayAddress, ListenerStatus, RouteKind, RouteParentStatus,
 };
-use tidegate_model::objects::{Condition, FINALIZER, ObjectKey};
+use tidegate_model::objects::{Condition, ObjectKey};
 use tidegate_policy::pools::FIELD_MANAGER;
 
 use super::crd;
 use super::plan::WrittenStatus;
-use super::request::{RequestError, apply_status, within};
+use super::request::{RequestError, applied_finalizer, apply_status, within};
 
 /// How often a patch of a route is repeated if the route changes at the same time.
 const ATTEMPTS: usize = 3;
@@ -41,18 +41,14 @@ fn api(client: Client, kind: &str, object: &ObjectKey) -> Api<DynamicObject> {
     }
 }
 
-/// Adds our finalizer to a Gateway, or removes it. The uid prevents the creation of a Gateway that no longer exists.
+/// Adds our finalizer to a Gateway, or removes it.
 pub(super) async fn write_finalizer(
     client: Client,
     gateway: &ObjectKey,
     uid: &str,
     present: bool,
 ) -> Result<(), RequestError> {
-    let finalizers: &[&str] = if present { &[FINALIZER] } else { &[] };
-    let patch = json!({
-        "apiVersion": API_VERSION, "kind": "Gateway",
-        "metadata": {"name": gateway.name, "uid": uid, "finalizers": finalizers},
-    });
+    let patch = applied_finalizer(API_VERSION, "Gateway", &gateway.name, uid, present);
     let apply = PatchParams::apply(FIELD_MANAGER).force();
     within(api(client, "Gateway", gateway).patch(&gateway.name, &apply, &Patch::Apply(patch))).await?;
     Ok(())
@@ -180,8 +176,8 @@ fn listeners(listeners: &[ListenerStatus]) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use test_apiserver::{Options, TestApiServer};
-    use tidegate_model::objects::Protocol;
     use tidegate_model::objects::gateway_api::{GatewayStatus, ParentRef};
+    use tidegate_model::objects::{FINALIZER, Protocol};
     use tidegate_source::kubernetes::Connector;
 
     use super::*;

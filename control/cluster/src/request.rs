@@ -7,6 +7,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tidegate_model::objects::FINALIZER;
 use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_source::kubernetes::{Connector, causes};
 use tokio::time::timeout;
@@ -111,6 +112,22 @@ pub(super) async fn within<T>(
         Ok(response) => Ok(response?),
         Err(_) => Err(RequestError::Timeout),
     }
+}
+
+/// Applies our finalizer, or none: an apply removes the fields that we no longer list, and keeps those of other
+/// managers. The uid prevents the creation of an object that no longer exists.
+pub(super) fn applied_finalizer(
+    api_version: &str,
+    kind: &str,
+    name: &str,
+    uid: &str,
+    present: bool,
+) -> Value {
+    let finalizers: &[&str] = if present { &[FINALIZER] } else { &[] };
+    json!({
+        "apiVersion": api_version, "kind": kind,
+        "metadata": {"name": name, "uid": uid, "finalizers": finalizers},
+    })
 }
 
 /// Sends a request with the current client. If its credentials are refused, the next request uses another client.

@@ -9,13 +9,14 @@ use k8s_openapi::api::core::v1::{LoadBalancerIngress, PortStatus, Service};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
+use tidegate_model::config::API_VERSION;
 use tidegate_model::objects::{Condition, FINALIZER, Ingress, IngressPort, ObjectKey};
 use tidegate_policy::pools::FIELD_MANAGER;
 
 use super::crd::{self, AddressPool};
 use super::gateway_api_request;
 use super::plan::Write;
-use super::request::{RequestError, apply_status, own_status, within};
+use super::request::{RequestError, applied_finalizer, apply_status, own_status, within};
 
 /// Sends a write.
 pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestError> {
@@ -43,7 +44,7 @@ pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestErro
         }
         Write::PoolFinalizer { pool, uid, present } => {
             let api: Api<AddressPool> = Api::all(client);
-            let patch = pool_finalizer(&pool, &uid, present);
+            let patch = applied_finalizer(API_VERSION, "AddressPool", &pool, &uid, present);
             within(api.patch(&pool, &apply, &Patch::Apply(patch))).await?;
         }
         Write::PoolStatus { pool, status } => {
@@ -63,16 +64,6 @@ pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestErro
 fn finalizer(uid: &str, present: bool) -> Value {
     let key = if present { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
     json!({"metadata": {"uid": uid, key: [FINALIZER]}})
-}
-
-/// Applies our finalizer, or none: an apply removes the fields that we no longer list, and keeps those of other
-/// managers. The uid prevents the creation of a pool that no longer exists.
-fn pool_finalizer(name: &str, uid: &str, present: bool) -> Value {
-    let finalizers: &[&str] = if present { &[FINALIZER] } else { &[] };
-    json!({
-        "apiVersion": tidegate_model::config::API_VERSION, "kind": "AddressPool",
-        "metadata": {"name": name, "uid": uid, "finalizers": finalizers},
-    })
 }
 
 fn service_status(name: &str, uid: &str, ingress: Option<&[Ingress]>, conditions: &[Condition]) -> Value {
