@@ -51,21 +51,6 @@ spec:
         .expect("text");
     }
     world.apply(&definitions);
-    // An API server answers 404 for other kinds of the group while it begins to serve one.
-    world.until("the kinds at the API server", || {
-        KINDS.iter().all(|(kind, ..)| world.api.apply(&probe(kind)).is_ok()).then_some(())
-    });
-    for (kind, _, scope) in KINDS {
-        world.api.delete(API_VERSION, kind, if scope == "Cluster" { "" } else { "shop" }, "probe");
-    }
-}
-
-/// An object of a kind that requests nothing.
-fn probe(kind: &str) -> String {
-    let place = if kind == "GatewayClass" { "" } else { ", namespace: shop" };
-    format!(
-        "{{apiVersion: {API_VERSION}, kind: {kind}, metadata: {{name: probe{place}}}, spec: {{gatewayClassName: none}}}}"
-    )
 }
 
 /// The duration of a Lease, 40 s without a heartbeat, and the time for two writes to each of 400 objects on a busy

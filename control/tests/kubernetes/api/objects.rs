@@ -300,11 +300,11 @@ impl ObjectPath {
 
     pub(crate) fn path(&self) -> String {
         let root = if self.api_version.contains('/') { "apis" } else { "api" };
-        let mut plural = self.kind.to_lowercase();
-        plural = match plural.strip_suffix('y') {
-            Some(stem) => format!("{stem}ies"),
-            None if plural.ends_with('s') => format!("{plural}es"),
-            None => format!("{plural}s"),
+        let singular = self.kind.to_lowercase();
+        let plural = match singular.strip_suffix('y') {
+            Some(stem) if !stem.ends_with('a') => format!("{stem}ies"),
+            None if singular.ends_with('s') => format!("{singular}es"),
+            _ => format!("{singular}s"),
         };
         let namespace = match self.namespace.as_str() {
             "" => String::new(),
