@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tidegate_model::objects::FINALIZER;
 use tidegate_model::objects::gateway_api::Gateway;
 use tidegate_source::SourceState;
 use tidegate_source::kubernetes::Connector;
@@ -296,7 +295,7 @@ impl Writer {
     fn refresh_for_gateways(&mut self, observation: &Observation) {
         let Observation { objects, gateway_states, version, .. } = observation;
         let releases = |gateway: &Gateway| {
-            gateway.finalizers.iter().any(|finalizer| finalizer == FINALIZER)
+            gateway.is_finalized_by_us()
                 && (gateway.meta.deletion_time.is_some()
                     || gateway.status.addresses.is_empty()
                     || !gateway_states.gateways.contains_key(&gateway.meta.key))

@@ -4,7 +4,9 @@
 //! Values are valid, with the defaults of the definitions applied. Which routes attach to which listeners, and what
 //! their conditions say, is decided by `policy::gateway_api`.
 
-use super::{Condition, Labels, Metadata, ObjectKey, ObjectVersion, Port, Protocol, Selector};
+use ipnet::IpNet;
+
+use super::{Condition, FINALIZER, Labels, Metadata, ObjectKey, ObjectVersion, Port, Protocol, Selector};
 
 /// The API group of all these kinds.
 pub const GROUP: &str = "gateway.networking.k8s.io";
@@ -60,12 +62,23 @@ pub struct Gateway {
     pub infrastructure_labels: Labels,
     /// `spec.infrastructure.annotations`. The annotations of Services have their effect here.
     pub infrastructure_annotations: Labels,
+    /// The admitted clients, by the annotation `service.beta.kubernetes.io/load-balancer-source-ranges` of
+    /// `spec.infrastructure`; empty admits all.
+    pub source_ranges: Vec<IpNet>,
     /// Whether `spec.infrastructure.parametersRef` is set.
     pub has_parameters: bool,
     /// `spec.allowedListeners.namespaces`, default [`FromNamespaces::None`].
     pub allowed_listeners: FromNamespaces,
     /// `status`.
     pub status: GatewayStatus,
+}
+
+impl Gateway {
+    /// Whether it has our [`FINALIZER`].
+    #[must_use]
+    pub fn is_finalized_by_us(&self) -> bool {
+        self.finalizers.iter().any(|f| f == FINALIZER)
+    }
 }
 
 /// One of `spec.addresses` or `status.addresses`.

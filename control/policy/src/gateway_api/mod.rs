@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::gateway_api::{CONTROLLER, Gateway, GatewayClass};
-use tidegate_model::objects::{FINALIZER, ObjectKey, Objects, Protocol, Service};
+use tidegate_model::objects::{ObjectKey, Objects, Protocol, Service};
 use tidegate_model::shared_map::{SharedMap, differences};
 
 use attach::{Attached, attach};
@@ -127,9 +127,7 @@ impl GatewayApi {
             let service = match (&attached, gateway) {
                 (Some(attached), _) => Some(Arc::clone(&attached.service)),
                 // The Gateway has another class now, and waits until its addresses are released.
-                (None, Some(gateway))
-                    if gateway.finalizers.iter().any(|finalizer| finalizer == FINALIZER) =>
-                {
+                (None, Some(gateway)) if gateway.is_finalized_by_us() => {
                     Some(Arc::new(served::released(gateway)))
                 }
                 (None, _) => None,

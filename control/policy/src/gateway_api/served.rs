@@ -94,6 +94,7 @@ pub(super) fn released(gateway: &Gateway) -> Service {
         ingress_managers: if ingress_ips.is_empty() { Vec::new() } else { vec![FIELD_MANAGER.to_owned()] },
     };
     service.ingress_ips = ingress_ips;
+    service.source_ranges.clone_from(&gateway.source_ranges);
     service
 }
 

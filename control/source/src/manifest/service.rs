@@ -11,8 +11,8 @@ use std::time::Duration;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{
-    IpFamily, IpFamilyPolicy, Metadata, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
-    TrafficPolicy, refused_endpoint,
+    IpFamily, IpFamilyPolicy, Labels, Metadata, Port, Protocol, Service, ServicePort, ServiceType,
+    TargetPort, TrafficPolicy, refused_endpoint,
 };
 use tidegate_model::yaml::{Field, Fields, ScalarKind, Sheet, Unknown, Value, text};
 
@@ -28,7 +28,8 @@ pub(super) fn protocol(port: &Fields<'_>) -> Option<Protocol> {
 const TRAFFIC_DISTRIBUTIONS: [(&str, ()); 3] =
     [("PreferClose", ()), ("PreferSameZone", ()), ("PreferSameNode", ())];
 
-const SOURCE_RANGES_ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+/// The ranges of clients, before Services had a field for them.
+pub(super) const SOURCE_RANGES_ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut service = Service::new(meta);
@@ -342,25 +343,32 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
         is_whole &= range.is_some();
         ranges.extend(range);
     }
+    service.source_ranges = if is_whole { ranges } else { restricted(ranges) };
     // The legacy annotation is used only if the field is empty.
+    let sheet = object.itself().sheet;
+    let report = |what: &str, accepted: &str| {
+        let path = format!("metadata.annotations[{SOURCE_RANGES_ANNOTATION}]");
+        let fault = Diagnostic::error(format!("{path}: {what}")).accepting(accepted);
+        sheet.push(fault.at(service.meta.origin.field(&path)));
+    };
     if items.is_empty() && is_load_balancer {
-        is_whole = annotated_source_ranges(service, object.itself().sheet, &mut ranges);
+        service.source_ranges = annotated_source_ranges(&service.meta.annotations, sheet, report);
     } else if items.is_empty()
-        && !spec.itself().sheet.is_stored()
+        && !sheet.is_stored()
         && service.meta.annotations.contains_key(SOURCE_RANGES_ANNOTATION)
     {
-        let accepted = "type: LoadBalancer; or omit the annotation";
-        source_ranges_error(service, object.itself().sheet, "valid only with type LoadBalancer", accepted);
+        report("valid only with type LoadBalancer", "type: LoadBalancer; or omit the annotation");
     }
-    if !is_whole {
-        // Invalid ranges must not admit all clients, neither through an empty list nor in the other family.
-        for none in ADMITS_NONE {
-            if !ranges.iter().any(|range| range.addr().is_ipv4() == none.addr().is_ipv4()) {
-                ranges.push(none);
-            }
+}
+
+/// Adds what keeps faulty ranges from admitting all clients, by an empty list or in the other family.
+fn restricted(mut ranges: Vec<IpNet>) -> Vec<IpNet> {
+    for none in ADMITS_NONE {
+        if !ranges.iter().any(|range| range.addr().is_ipv4() == none.addr().is_ipv4()) {
+            ranges.push(none);
         }
     }
-    service.source_ranges = ranges;
+    ranges
 }
 
 /// Source ranges that admit no client: one per family, with an address that no packet can have as its source.
@@ -369,28 +377,22 @@ const ADMITS_NONE: [IpNet; 2] = [
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128)),
 ];
 
-/// Reads the ranges of the legacy annotation. Returns whether all of them are valid.
-fn annotated_source_ranges(service: &Service, sheet: &Sheet, ranges: &mut Vec<IpNet>) -> bool {
-    let list = service.meta.annotations.get(SOURCE_RANGES_ANNOTATION);
-    let Some(list) = list.filter(|l| !l.trim().is_empty()) else { return true };
-    let mut is_whole = true;
-    for part in list.split(',') {
-        let range = source_range(sheet, part);
-        if range.is_none() {
-            let accepted = format!("{}; separate several with commas", text::CIDR);
-            source_ranges_error(service, sheet, &format!("{part:?} is not accepted"), accepted);
-        }
-        is_whole &= range.is_some();
-        ranges.extend(range);
+/// The source ranges of the legacy annotation. `report` gets each fault, and what would be accepted.
+pub(super) fn annotated_source_ranges(
+    annotations: &Labels,
+    sheet: &Sheet,
+    report: impl Fn(&str, &str),
+) -> Vec<IpNet> {
+    let list = annotations.get(SOURCE_RANGES_ANNOTATION);
+    let Some(list) = list.filter(|l| !l.trim().is_empty()) else { return Vec::new() };
+    let read: Vec<Option<IpNet>> = list.split(',').map(|part| source_range(sheet, part)).collect();
+    for (part, _) in list.split(',').zip(&read).filter(|(_, range)| range.is_none()) {
+        let accepted = format!("{}; separate several with commas", text::CIDR);
+        report(&format!("{part:?} is not accepted"), &accepted);
     }
-    is_whole
-}
-
-/// Reports a fault of the legacy annotation.
-fn source_ranges_error(service: &Service, sheet: &Sheet, what: &str, accepted: impl Into<String>) {
-    let path = format!("metadata.annotations[{SOURCE_RANGES_ANNOTATION}]");
-    let fault = Diagnostic::error(format!("{path}: {what}")).accepting(accepted);
-    sheet.push(fault.at(service.meta.origin.field(&path)));
+    let is_whole = read.iter().all(Option::is_some);
+    let ranges = read.into_iter().flatten().collect();
+    if is_whole { ranges } else { restricted(ranges) }
 }
 
 /// A CIDR, possibly surrounded by white space. Bits after the prefix are ignored. No packet has an IPv4-mapped IPv6

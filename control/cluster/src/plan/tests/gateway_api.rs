@@ -190,7 +190,7 @@ impl Cluster {
                 merge_listeners(&mut gateway.status.listeners, &status.listeners);
                 gateway.status.addresses = status.addresses;
                 gateway.status.attached_listener_sets = status.attached_listener_sets;
-                let is_finalized = gateway.finalizers.iter().any(|finalizer| finalizer == FINALIZER);
+                let is_finalized = gateway.is_finalized_by_us();
                 assert!(gateway.status.addresses.is_empty() || is_finalized, "{gateway:?}");
                 self.put_gateway(gateway);
             }

@@ -5,7 +5,7 @@ use tidegate_model::objects::gateway_api::{
     BackendRef, FromNamespaces, GROUP, Gateway, GrantFrom, GrantTo, Listener, ListenerSet, ParentRef,
     ReferenceGrant, Route, RouteRule,
 };
-use tidegate_model::objects::{Metadata, Namespace, Port, Selector, ServicePort, TargetPort};
+use tidegate_model::objects::{FINALIZER, Metadata, Namespace, Port, Selector, ServicePort, TargetPort};
 
 use super::*;
 

@@ -62,12 +62,13 @@ fn addresses_of_other_types_and_parameters_are_refused() {
 
 #[test]
 fn static_addresses_and_infrastructure_reach_the_service() {
-    let more = ", addresses: [{value: 203.0.113.9}], infrastructure: {labels: {tier: web}, annotations: {tidegate.dev/forwarding: nat}}";
+    let more = ", addresses: [{value: 203.0.113.9}], infrastructure: {labels: {tier: web}, annotations: {tidegate.dev/forwarding: nat, service.beta.kubernetes.io/load-balancer-source-ranges: 198.51.100.0/24}}";
     let world = world(&gateway(TCP, more));
     let service = &world.objects.services[&ObjectKey::of_gateway("shop", "edge")];
     let annotation = |name: &str| service.meta.annotations.get(name).map(String::as_str);
     assert_eq!(annotation("tidegate.dev/load-balancer-ips"), Some("203.0.113.9"));
     assert_eq!(annotation("tidegate.dev/forwarding"), Some("nat"));
+    assert_eq!(service.source_ranges, ["198.51.100.0/24".parse().expect("a network")]);
     assert_eq!(service.meta.labels.get("tier").map(String::as_str), Some("web"));
     // An empty value requests any address.
     let any = super::world(&gateway(TCP, ", addresses: [{type: IPAddress}]"));

@@ -12,7 +12,7 @@ use super::listeners::{allowed_namespaces, listeners};
 use super::references::has_parameters;
 use super::rules::{HOSTNAME, NAME, Rule, is_domain_prefixed, is_path_character};
 use super::status;
-use crate::manifest::{limited::limited, meta, object::Object};
+use crate::manifest::{limited::limited, meta, object::Object, service};
 
 /// The limits of the definition.
 const ADDRESSES_MAX: usize = 16;
@@ -55,6 +55,12 @@ fn read_spec(spec: &Fields<'_>, gateway: &mut Gateway) {
         let labels = limited_labels(infrastructure, "labels", LABELS_MAX, meta::labels);
         gateway.infrastructure_labels = labels;
         let annotations = limited_labels(infrastructure, "annotations", ANNOTATIONS_MAX, annotations);
+        gateway.source_ranges = infrastructure.get("annotations").map_or_else(Vec::new, |field| {
+            let report = |what: &str, accepted: &str| {
+                meta::error_at(&field, service::SOURCE_RANGES_ANNOTATION, what, accepted);
+            };
+            service::annotated_source_ranges(&annotations, field.sheet, report)
+        });
         gateway.infrastructure_annotations = annotations;
         gateway.has_parameters = has_parameters(infrastructure);
     });

@@ -86,7 +86,7 @@ spec:
   addresses: [{value: '2001:DB8::1'}, {type: IPAddress}, {type: Hostname, value: '*.example.com'}, {type: x.io/y, value: z}]
   infrastructure:
     labels: {a: b}
-    annotations: {tidegate.dev/forwarding: nat}
+    annotations: {tidegate.dev/forwarding: nat, service.beta.kubernetes.io/load-balancer-source-ranges: 198.51.100.0/24}
     parametersRef: {group: '', kind: ConfigMap, name: p}
   allowedListeners: {namespaces: {from: Selector, selector: {matchLabels: {team: a}}}}
   tls: {backend: {clientCertificateRef: {name: c}}}
@@ -115,6 +115,7 @@ status:
     );
     assert_eq!(gateway.infrastructure_labels["a"], "b");
     assert_eq!(gateway.infrastructure_annotations["tidegate.dev/forwarding"], "nat");
+    assert_eq!(gateway.source_ranges, ["198.51.100.0/24".parse().expect("a network")]);
     assert!(gateway.has_parameters);
     let FromNamespaces::Selector(selector) = &gateway.allowed_listeners else { panic!("{gateway:?}") };
     assert_eq!(selector.to_string(), "team=a");
@@ -130,6 +131,21 @@ status:
     let listener = &status.listeners[0];
     assert_eq!((listener.name.as_str(), listener.attached_routes, listener.conditions.len()), ("a", 3, 1));
     assert_eq!(listener.supported_kinds, kinds[..1]);
+}
+
+#[test]
+fn invalid_source_ranges_of_a_gateway_admit_no_client() {
+    let key = "service.beta.kubernetes.io/load-balancer-source-ranges";
+    let spec = json!({
+        "gatewayClassName": "t", "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}],
+        "infrastructure": {"annotations": {key: "198.51.100.0/24, x"}},
+    });
+    let object = json!({"metadata": {"name": "a", "namespace": "shop"}, "spec": spec});
+    let (Object::Gateway(gateway), faults) = stored("Gateway", &object) else { panic!("not a Gateway") };
+    let ranges: Vec<String> = gateway.source_ranges.iter().map(ToString::to_string).collect();
+    assert_eq!(ranges, ["198.51.100.0/24", "::/128"], "no client has this IPv6 address");
+    let fault = format!("spec.infrastructure.annotations[{key}]: \" x\" is not accepted");
+    assert_eq!(faults, [fault]);
 }
 
 #[test]
