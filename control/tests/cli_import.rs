@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cli_support::Site;
+use cli_support::{GATEWAY, Site};
 use serde_json::{Value, json};
 use test_apiserver::{Options, TestApiServer};
 
@@ -75,6 +75,45 @@ fn a_gateway_accepts_every_converted_case() {
         }
         let checked = site.run(&["check", "-c", "out/gateway.yaml"]);
         assert_eq!(checked.code, 0, "{}:\n{}{offline}", case.display(), checked.out);
+    }
+}
+
+const SERVICE: &str = "apiVersion: v1
+kind: Service
+metadata: {name: dns, namespace: shop, annotations: {tidegate.dev/load-balancer-ips: 203.0.113.9}}
+spec:
+  type: LoadBalancer
+  loadBalancerSourceRanges: [198.51.100.0/24]
+  ports: [{name: udp, port: 53, protocol: UDP}, {name: tcp, port: 53}]
+---
+";
+const SLICE: &str = "apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dns-1, namespace: shop, labels: {kubernetes.io/service-name: dns}}
+addressType: IPv4
+ports: [{name: udp, port: 53, protocol: UDP}, {name: tcp, port: 53}]
+endpoints: [{addresses: [192.0.2.11]}]
+";
+
+#[test]
+fn a_service_converted_to_a_gateway_is_served_for_the_same_clients() {
+    let site = Site::new(GATEWAY, &[("dns.yaml", &(SERVICE.to_owned() + SLICE))]);
+    let ran = site.run(&["import", "services", "manifests/dns.yaml", "-o", "out"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(
+        ran.err.ends_with("converted: Gateways 1, routes 2; fields without a counterpart 1, decisions 2\n")
+    );
+    // The Service becomes the backend of the routes.
+    let inner = SERVICE.replace("  type: LoadBalancer\n  loadBalancerSourceRanges: [198.51.100.0/24]\n", "");
+    fs::write(site.path("manifests/dns.yaml"), inner + SLICE).expect("it is writable");
+    fs::copy(site.path("out/gateways.yaml"), site.path("manifests/gateways.yaml")).expect("it is writable");
+    let checked = site.check();
+    assert_eq!(checked.code, 0, "{}", checked.out);
+    for (client, expected) in [("198.51.100.7", "192.0.2.11"), ("192.0.2.99", "drop (source_range)")] {
+        let src = format!("{client}:40000");
+        let flow = ["--proto", "udp", "--src", &src, "--dst", "203.0.113.9:53"];
+        let ran = site.run(&[&["explain", "-c", "gateway.yaml"][..], &flow].concat());
+        assert!(ran.out.contains(expected), "{client}: {}{}", ran.out, ran.err);
     }
 }
 

@@ -1,6 +1,6 @@
-//! `tidegate import`: converts the resources of another load balancer, from files or an API server.
+//! `tidegate import`: converts the resources of another load balancer, or Services, from files or an API server.
 //!
-//! The configuration and the AddressPools go to standard output or, with `-o`, to new files; the report goes to
+//! The result goes to standard output or, with `-o`, to new files; the report goes to
 //! standard error. Faults of the input are printed as by `tidegate check`, also to standard error. The exit code is
 //! then 2, and nothing is written.
 
@@ -31,8 +31,8 @@ const NOT_FOUND: u16 = 404;
     after_help = "Example: kubectl get ipaddresspools,l2advertisements,bgppeers -A -o yaml | tidegate import metallb -"
 )]
 pub struct ImportArgs {
-    /// Load balancer whose resources are converted
-    #[arg(value_name = "LOADBALANCER", value_parser = PossibleValuesParser::new(Vendor::ALL.map(Vendor::as_str)).map(vendor))]
+    /// Load balancer whose resources are converted; or services, to convert Services to Gateways and routes
+    #[arg(value_name = "WHAT", value_parser = PossibleValuesParser::new(Vendor::ALL.map(Vendor::as_str)).map(vendor))]
     vendor: Vendor,
     /// Manifests; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "kubeconfig", conflicts_with = "kubeconfig")]
@@ -43,7 +43,7 @@ pub struct ImportArgs {
     /// Context of the kubeconfig to use
     #[arg(long, value_name = "NAME", requires = "kubeconfig")]
     context: Option<String>,
-    /// Write gateway.yaml, pools.yaml and report.txt to this directory instead of printing; existing files are never
+    /// Write gateway.yaml and pools.yaml (or gateways.yaml), and report.txt to this directory instead of printing; existing files are never
     /// overwritten
     #[arg(short, long, value_name = "DIRECTORY")]
     output: Option<PathBuf>,
@@ -88,9 +88,8 @@ pub(super) fn run(args: ImportArgs) -> anyhow::Result<ExitCode> {
     match output {
         Some(directory) => write(&directory, &converted, &report)?,
         None => {
-            let separator = if converted.pools.is_empty() { "" } else { "---\n" };
-            let text = [&converted.gateway, separator, &converted.pools].concat();
-            io::stdout().lock().write_all(text.as_bytes())?;
+            let texts: Vec<&str> = converted.files.iter().map(|(_, text)| text.as_str()).collect();
+            io::stdout().lock().write_all(texts.join("---\n").as_bytes())?;
         }
     }
     eprintln!("{}", summary(&converted));
@@ -105,10 +104,10 @@ fn refused(report: &Report) -> ExitCode {
 }
 
 fn summary(imported: &Imported) -> String {
-    let (pools, peers) = imported.counts;
     let count = |kind| imported.notes.iter().filter(|note| note.kind == kind).count();
     format!(
-        "converted: pools {pools}, BGP peers {peers}; fields without a counterpart {}, decisions {}",
+        "converted: {}; fields without a counterpart {}, decisions {}",
+        imported.summary,
         count(NoteKind::NoCounterpart),
         count(NoteKind::Decide)
     )
@@ -168,16 +167,13 @@ async fn get(client: &Client, path: &str) -> anyhow::Result<Option<Node>> {
 /// Writes new files. If one of them exists, nothing is written.
 fn write(directory: &Path, imported: &Imported, report: &str) -> anyhow::Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
-    let files = [
-        ("gateway.yaml", imported.gateway.as_str()),
-        ("pools.yaml", &imported.pools),
-        ("report.txt", report),
-    ];
-    let files = files.map(|(name, text)| (directory.join(name), text));
+    let texts = imported.files.iter().map(|(name, text)| (*name, text.as_str()));
+    let texts = texts.chain([("report.txt", report)].into_iter().filter(|(_, text)| !text.is_empty()));
+    let files: Vec<(PathBuf, &str)> = texts.map(|(name, text)| (directory.join(name), text)).collect();
     if let Some((path, _)) = files.iter().find(|(path, _)| path.symlink_metadata().is_ok()) {
         bail!("{} exists, and nothing is overwritten: name another directory with -o", path.display());
     }
-    for (path, text) in files.iter().filter(|(_, text)| !text.is_empty()) {
+    for (path, text) in &files {
         let written = File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
         written.with_context(|| format!("cannot write {}", path.display()))?;
         writeln!(io::stdout().lock(), "wrote {}", path.display())?;

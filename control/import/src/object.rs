@@ -6,8 +6,12 @@ use tidegate_model::yaml::{Entry, Field, Fields, Node, Scalar, ScalarKind, Sheet
 
 use crate::note::{NoteKind, Notes};
 
-/// What `kubectl apply` adds.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// The annotation that `kubectl apply` adds.
+pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The keys of `metadata` that an API server adds.
+pub(crate) const ADDED: [&str; 6] =
+    ["creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"];
 
 /// The text of all files, or the objects of an API server.
 #[derive(Debug, Default)]
@@ -146,9 +150,7 @@ impl<'a> Object<'a> {
         if !with_labels {
             notes.key(NoteKind::NoCounterpart, &self.metadata, "labels", "not converted");
         }
-        let added =
-            ["creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"];
-        self.metadata.allow(&added);
+        self.metadata.allow(&ADDED);
         if let Some(annotations) = self.metadata.mapping("annotations") {
             annotations.allow(&[LAST_APPLIED]);
             notes.rest(&annotations);
