@@ -183,6 +183,10 @@ impl Hub {
             _ => {}
         }
         self.handle(index, event, now);
+        if index == GATEWAY {
+            let gateways = &self.stores[GATEWAY];
+            self.publication.pause(!gateways.up && gateways.forbidden.is_none(), now);
+        }
         // The report about kept objects, and how long each is kept, may change without a change of an object.
         if self.stores[index].retain.kept().len() != kept {
             self.publication.changed(now);

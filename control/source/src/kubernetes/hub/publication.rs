@@ -16,11 +16,13 @@ pub(super) struct Publication {
     /// The current version of the Services on the API server, and the version that was last published.
     version: u64,
     version_published: u64,
+    /// Whether the published version does not advance, because Gateways may be older.
+    is_paused: bool,
 }
 
 impl Publication {
     pub(super) fn new(updates: watch::Sender<SourceUpdate>) -> Self {
-        Self { updates, changed: None, revision: 0, version: 0, version_published: 0 }
+        Self { updates, changed: None, revision: 0, version: 0, version_published: 0, is_paused: false }
     }
 
     /// Records that there is something to publish.
@@ -50,9 +52,16 @@ impl Publication {
         self.advance(now);
     }
 
+    /// Sets whether the published version does not advance. Readers count addresses that were released in a version as
+    /// withdrawn, and a Gateway can still have such an address while Gateways aren't watched.
+    pub(super) fn pause(&mut self, is_paused: bool, now: Instant) {
+        self.is_paused = is_paused;
+        self.advance(now);
+    }
+
     /// Counts a new version as a change, because readers may wait for it even if no object has changed.
     fn advance(&mut self, now: Instant) {
-        if self.version != self.version_published {
+        if !self.is_paused && self.version != self.version_published {
             self.changed(now);
         }
     }
@@ -61,7 +70,9 @@ impl Publication {
     pub(super) fn publish(&mut self, update: impl FnOnce(u64, u64) -> SourceUpdate) {
         self.changed = None;
         self.revision += 1;
-        self.version_published = self.version;
-        self.updates.send_replace(update(self.revision, self.version));
+        if !self.is_paused {
+            self.version_published = self.version;
+        }
+        self.updates.send_replace(update(self.revision, self.version_published));
     }
 }

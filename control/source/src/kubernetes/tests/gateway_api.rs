@@ -1,5 +1,6 @@
 //! The kinds of the Gateway API: their definitions appear and disappear, and their objects outlive an outage.
 
+use test_apiserver::Fault;
 use tidegate_model::config::GatewayApi;
 
 use super::*;
@@ -178,6 +179,23 @@ async fn objects_lost_in_an_outage_are_kept_and_survive_a_restart() {
     let update = until(&source, "the objects on disk", has_all).await;
     assert_eq!(update.objects.gateways, before.objects.gateways);
     until_state(&source, "kept objects", kept).await;
+}
+
+/// The other gateways count what was released in a version as withdrawn.
+#[tokio::test]
+async fn the_version_does_not_advance_while_gateways_are_not_watched() {
+    let world = World::new();
+    apply(&world);
+    let source = world.start();
+    let before = until(&source, "all objects", has_all).await.version;
+    world.server.faults().on("/apis/gateway.networking.k8s.io/v1/gateways", Fault::ServerError(503));
+    world.server.faults().cut_watches();
+    until_state(&source, "a fault", |s| !s.connected).await;
+    world.apply_web();
+    let update = until(&source, "the Service", |u| u.objects.services.len() == 1).await;
+    assert_eq!(update.version, before);
+    world.server.faults().clear();
+    until(&source, "the version", |u| u.version > before).await;
 }
 
 #[tokio::test]
