@@ -34,6 +34,8 @@ pub(super) struct Leadership {
     boot_until: Option<BootTime>,
     /// The current leader, as far as this gateway knows.
     pub(super) holder: Option<String>,
+    /// The leader before this one, if it did not renew the Lease.
+    pub(super) lapsed: Option<String>,
     /// Whether a request was sent to the API server, whatever its result.
     pub(super) is_requested: bool,
     /// Why the Lease can't be read or written, if that has failed for [`FAILING_MIN`].
@@ -137,7 +139,9 @@ fn publish(
     failure: Option<String>,
 ) {
     let holder = election.holder().map(str::to_owned);
-    let now = Leadership { until: election.leads_until(), boot_until, holder, is_requested: true, failure };
+    let lapsed = election.lapsed().map(str::to_owned);
+    let until = election.leads_until();
+    let now = Leadership { until, boot_until, holder, lapsed, is_requested: true, failure };
     leadership.send_if_modified(|before| {
         let is_new = *before != now;
         if before.leads(Instant::now()) != now.leads(Instant::now()) {

@@ -40,6 +40,8 @@ pub(super) struct Election {
     seen: Option<(Lease, Instant)>,
     /// Until when this gateway leads.
     leads_until: Option<Instant>,
+    /// The holder that had not renewed the Lease when this gateway acquired it.
+    lapsed: Option<String>,
 }
 
 /// The next request to the API server.
@@ -56,12 +58,23 @@ pub(super) enum LeaseRequest {
 impl Election {
     /// An election before the first read.
     pub(super) fn new(identity: impl Into<String>, namespace: impl Into<String>) -> Self {
-        Self { identity: identity.into(), namespace: namespace.into(), seen: None, leads_until: None }
+        Self {
+            identity: identity.into(),
+            namespace: namespace.into(),
+            seen: None,
+            leads_until: None,
+            lapsed: None,
+        }
     }
 
     /// Until when this gateway leads, if it does.
     pub(super) fn leads_until(&self) -> Option<Instant> {
         self.leads_until
+    }
+
+    /// The leader before this one, if this gateway leads because that one did not renew the Lease.
+    pub(super) fn lapsed(&self) -> Option<&str> {
+        self.lapsed.as_deref().map(gateway_of)
     }
 
     /// The holder of the Lease as last seen.
@@ -102,6 +115,9 @@ impl Election {
             .then(|| LeaseRequest::Replace(self.ours(&lease, !is_ours, wall)));
         if request.is_none() {
             self.leads_until = None;
+        }
+        if !is_ours {
+            self.lapsed = holder_now.filter(|_| is_over).map(str::to_owned);
         }
         self.seen = Some((lease, since));
         request
@@ -299,6 +315,7 @@ mod tests {
         assert!(!server.attempt(&mut a), "its copy is outdated");
         assert!(!server.attempt(&mut a));
         assert_eq!(a.holder(), Some("b"));
+        assert_eq!((a.lapsed(), b.lapsed()), (None, Some("a")));
         assert_eq!(server.lease.and_then(|l| l.spec).and_then(|s| s.lease_transitions), Some(1));
     }
 
@@ -310,7 +327,7 @@ mod tests {
         assert!(server.take(&release).is_some());
         assert!(!leads(&a));
         assert!(server.attempt(&mut b));
-        assert_eq!(a.released(wall()), None, "once");
+        assert_eq!((a.released(wall()), b.lapsed()), (None, None), "once, and normally");
     }
 
     #[tokio::test(start_paused = true)]

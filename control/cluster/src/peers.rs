@@ -1,7 +1,8 @@
 //! Decides which other gateways are live, from their `GatewayStatus` and the time since its heartbeat last changed.
 //!
 //! Pure: time is an argument. A gateway is live until two polls 40 s apart have seen the same heartbeat, or until it
-//! shuts down cleanly. While polls fail, no gateway becomes dead. If a `GatewayStatus` has not changed for a day, its
+//! shuts down cleanly. For the last leader, whose Lease expired, 15 s are enough: it has not reached the API server
+//! either way, and everything waits for the new leader. While polls fail, no gateway becomes dead. If a `GatewayStatus` has not changed for a day, its
 //! gateway is gone for good.
 //!
 //! Invariant: only our own clock decides which gateways are live and waited for. The clocks of others matter only for
@@ -16,6 +17,7 @@ use tokio::time::Instant;
 
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::drain_annotation::DrainAnnotation;
+use super::lease;
 use super::own_status::heartbeat_time;
 use super::plan::Peer;
 use super::reasons::{condition_reason, condition_type};
@@ -36,6 +38,8 @@ pub(super) struct Peers {
     polled: Instant,
     /// The version of the Services that this gateway had applied when the poll started.
     own_applied: u64,
+    /// The last leader, if this gateway leads because that one did not renew the Lease.
+    lapsed: Option<String>,
 }
 
 /// The last heartbeat of a gateway.
@@ -67,7 +71,21 @@ pub(super) struct Gone {
 impl Peers {
     pub(super) fn new(own_name: &str, now: Instant) -> Self {
         let own_name = own_name.to_owned();
-        Self { own_name, heartbeats: BTreeMap::new(), list: Vec::new(), polled: now, own_applied: 0 }
+        Self {
+            own_name,
+            heartbeats: BTreeMap::new(),
+            list: Vec::new(),
+            polled: now,
+            own_applied: 0,
+            lapsed: None,
+        }
+    }
+
+    /// Sets the last leader, if this gateway leads because that one did not renew the Lease.
+    pub(super) fn set_lapsed(&mut self, name: Option<&str>) {
+        if self.lapsed.as_deref() != name {
+            self.lapsed = name.map(str::to_owned);
+        }
     }
 
     /// Records the API server's list, which was requested at `now`. `own_applied` is the version of the Services that
@@ -94,7 +112,7 @@ impl Peers {
     /// The version of the Services that every live gateway has applied according to the last poll. Gateways that
     /// started later have listed a newer version.
     pub(super) fn withdrawn(&self) -> u64 {
-        let live = self.others().filter(|(name, one)| self.is_live(name, one));
+        let live = self.others().filter(|(name, one)| self.is_awaited(name, one));
         let applied = live.map(|(_, one)| {
             let version = one.status.as_ref().map(|status| status.applied_resource_version.as_str());
             // A gateway that reports no version may have applied any version.
@@ -107,7 +125,7 @@ impl Peers {
     pub(super) fn live(&self) -> Vec<Peer> {
         // A gateway that has not applied a state receives no packets.
         let has_applied = |status: &GatewayStatusStatus| status.generation_applied > 0;
-        let live = self.others().filter(|(name, one)| self.is_live(name, one));
+        let live = self.others().filter(|(name, one)| self.is_awaited(name, one));
         let reports =
             live.filter_map(|(name, one)| Some((name, one.status.as_ref().filter(|s| has_applied(s))?)));
         let time_since = |at: Option<Instant>| at.map_or(Duration::ZERO, |at| self.polled.duration_since(at));
@@ -212,9 +230,19 @@ impl Peers {
     }
 
     fn is_live(&self, name: &str, one: &GatewayStatus) -> bool {
+        self.changes_within(LIVE, name, one)
+    }
+
+    /// Whether the leader waits for it.
+    fn is_awaited(&self, name: &str, one: &GatewayStatus) -> bool {
+        let is_lapsed = self.lapsed.as_deref() == Some(name);
+        self.changes_within(if is_lapsed { lease::DURATION } else { LIVE }, name, one)
+    }
+
+    fn changes_within(&self, time: Duration, name: &str, one: &GatewayStatus) -> bool {
         let has_stopped = one.status.as_ref().is_none_or(|status| status.stopped);
-        let moves = |last: &Heartbeat| last.beat.is_some() && self.polled.duration_since(last.since) < LIVE;
-        !has_stopped && self.heartbeats.get(name).is_some_and(moves)
+        let changes = |last: &Heartbeat| last.beat.is_some() && self.polled.duration_since(last.since) < time;
+        !has_stopped && self.heartbeats.get(name).is_some_and(changes)
     }
 }
 
@@ -263,6 +291,23 @@ mod tests {
         assert_eq!(poll(40, "1999-01-01T00:00:00Z"), 9);
         assert_eq!(poll(50, "1999-01-01T00:00:10Z"), 5);
         assert_eq!(poll(89, "1999-01-01T00:00:10Z"), 5);
+    }
+
+    #[test]
+    fn a_leader_that_lost_its_lease_is_live_for_15_s_after_a_heartbeat() {
+        let start = Instant::now();
+        let mut peers = peers(start);
+        peers.set_lapsed(Some("a"));
+        let mut poll = |seconds, beat: &str| {
+            let list = vec![status("a", Some(beat), "5"), status("b", Some("2026-01-01T00:00:00Z"), "7")];
+            peers.listed(list, 9, start + Duration::from_secs(seconds));
+            peers.withdrawn()
+        };
+        assert_eq!(poll(0, "2026-01-01T00:00:00Z"), 5);
+        assert_eq!(poll(14, "2026-01-01T00:00:00Z"), 5);
+        assert_eq!(poll(15, "2026-01-01T00:00:00Z"), 7, "b is waited for as before");
+        assert_eq!(poll(20, "2026-01-01T00:00:10Z"), 5, "only its Lease was lost");
+        assert_eq!(poll(40, "2026-01-01T00:00:10Z"), 9);
     }
 
     #[test]

@@ -53,7 +53,7 @@ spec:
     world.apply(&definitions);
 }
 
-/// The duration of a Lease, 40 s without a heartbeat, and the time for two writes to each of 400 objects on a busy
+/// The duration of a Lease, 15 s without a heartbeat, and the time for two writes to each of 400 objects on a busy
 /// machine.
 const TAKEOVER: Duration = Duration::from_secs(240);
 

@@ -254,6 +254,7 @@ impl Writer {
     fn plan(&mut self, now: Instant) {
         self.planning.start();
         let leads = self.leads(now);
+        self.peer_poll.peers.set_lapsed(self.inputs.leadership.borrow().lapsed.as_deref());
         let withdrawn = self.peer_poll.peers.withdrawn();
         let observation = self.observation();
         self.publish_peer_releases(leads, withdrawn, observation.as_ref());
