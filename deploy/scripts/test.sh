@@ -32,7 +32,7 @@ stage "tests of the workspace"
 "$cargo" test --workspace --lib --locked -q -- --ignored network::tests::associations::
 
 # The following tests mostly wait. At the lowest priority, builds use only the time that the tests leave.
-setsid nice -n 19 deploy/scripts/build-ahead.sh >/dev/null 2>&1 &
+setsid deploy/scripts/lowest-priority.sh deploy/scripts/build-ahead.sh >/dev/null 2>&1 &
 ahead=$!
 
 # --workspace, although the tests are in one package: another selection has other features and rebuilds everything.
