@@ -187,10 +187,12 @@ async fn the_version_does_not_advance_while_gateways_are_not_watched() {
     let world = World::new();
     apply(&world);
     let source = world.start();
-    let before = until(&source, "all objects", has_all).await.version;
+    until(&source, "all objects", has_all).await;
     world.server.faults().on("/apis/gateway.networking.k8s.io/v1/gateways", Fault::ServerError(503));
     world.server.faults().cut_watches();
-    until_state(&source, "a fault", |s| !s.connected).await;
+    let names_gateways = |error: &String| error.contains("/gateways");
+    until_state(&source, "the fault", |s| s.last_error.as_ref().is_some_and(names_gateways)).await;
+    let before = until(&source, "an update", |_| true).await.version;
     world.apply_web();
     let update = until(&source, "the Service", |u| u.objects.services.len() == 1).await;
     assert_eq!(update.version, before);
