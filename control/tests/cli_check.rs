@@ -256,3 +256,53 @@ fn the_program_describes_itself() {
     let ran = site.run(&["check"]);
     assert!(ran.out.contains("/etc/tidegate/gateway.yaml"), "the default: {}{}", ran.out, ran.err);
 }
+
+#[test]
+fn shares_of_a_route_that_are_rejected_are_reported_with_their_line() {
+    let objects = "apiVersion: gateway.networking.k8s.io/v1
+kind: GatewayClass
+metadata: {name: tidegate}
+spec: {controllerName: tidegate.dev/gateway}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec: {gatewayClassName: tidegate, listeners: [{name: tcp, port: 80, protocol: TCP}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TCPRoute
+metadata: {name: web, namespace: shop}
+spec:
+  parentRefs: [{name: edge}]
+  rules:
+    - backendRefs:
+        - {name: empty, port: 80, weight: 9}
+        - {name: web, port: 80}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: empty, namespace: shop}
+spec: {ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 80}]
+endpoints: [{addresses: [192.0.2.11]}]
+";
+    let checked = Site::new(GATEWAY, &[("a.yaml", objects)]).check();
+    let warning = "manifests/a.yaml:18:11: warning: TCPRoute shop/web: Service shop/empty has no endpoint, so its share \
+                   of new flows (90 %) is rejected";
+    assert!(checked.out.contains(warning), "{}", checked.out);
+    let zero = objects.replace(", weight: 9", "").replace("port: 80}\n---", "port: 80, weight: 0}\n---");
+    let zero = zero.replace("{name: empty, port: 80}", "{name: empty, port: 80, weight: 0}");
+    let checked = Site::new(GATEWAY, &[("a.yaml", &zero)]).check();
+    let warning = "TCPRoute shop/web: all weights are 0, so every new flow is rejected";
+    assert!(checked.out.contains(warning), "{}", checked.out);
+}

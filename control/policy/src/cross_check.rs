@@ -9,7 +9,10 @@ use std::sync::Arc;
 
 use tidegate_model::config::{GatewayConfig, SourceConfig};
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::{AddressRange, EndpointIndex, ObjectKey, Objects, Service, ServiceType};
+use tidegate_model::objects::{
+    AddressRange, EndpointIndex, EndpointShare, ObjectKey, Objects, PortEndpoints, Protocol, Service,
+    ServicePort, ServiceType,
+};
 use tidegate_spec::ForwardingMode;
 
 use crate::pools;
@@ -30,6 +33,7 @@ pub fn faults(config: &GatewayConfig, objects: &Objects, outcome: &Outcome) -> V
         faults.extend(no_service_of_the_class(config, objects));
     }
     faults.extend(without_endpoints(objects, outcome));
+    faults.extend(rejected_shares(objects));
     faults.extend(without_default_route(config, outcome));
     faults
 }
@@ -164,6 +168,55 @@ fn without_endpoints(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
         Some(Diagnostic::warning(what).accepting(accepted).at(service.meta.origin.field(field)))
     };
     services.filter_map(warning).take(NAMED_MAX).collect()
+}
+
+/// Routes of which a part of the new flows, or all of them, are rejected although every reference is valid.
+fn rejected_shares(objects: &Objects) -> Vec<Diagnostic> {
+    let index = EndpointIndex::new(objects);
+    let gateways = objects.services.values().filter(|service| service.meta.key.gateway_name().is_some());
+    let of_port = |port: &ServicePort, endpoints: &PortEndpoints| -> Option<Vec<Diagnostic>> {
+        let (routed, shares) = (port.routed.as_ref()?, endpoints.shares.as_ref()?);
+        let (kind, key) = routed.route.as_ref()?.split_once(' ')?;
+        let (namespace, name) = key.split_once('/')?;
+        let key = ObjectKey::new(namespace, name);
+        let route = match port.protocol {
+            Protocol::Udp => objects.udp_routes.get(&key)?,
+            Protocol::Tcp | Protocol::Sctp => objects.tcp_routes.get(&key)?,
+        };
+        let total: u64 = shares.iter().map(|share| u64::from(share.weight)).sum();
+        if total == 0 {
+            let what = format!("{kind} {key}: all weights are 0, so every new flow is rejected");
+            let at = route.meta.origin.field("spec.rules[0].backendRefs");
+            return Some(vec![Diagnostic::warning(what).accepting("a weight of 1 or more").at(at)]);
+        }
+        let is_served = |share: &EndpointShare| share.weight > 0 && !share.endpoints.is_empty();
+        if !shares.iter().any(is_served) {
+            // The whole Gateway is reported.
+            return None;
+        }
+        let empty = routed.backends.iter().zip(shares).enumerate().filter_map(|(at, (backend, share))| {
+            let (service, _) = backend.service.as_ref()?;
+            if share.weight == 0 || !share.endpoints.is_empty() {
+                return None;
+            }
+            let percent = u64::from(share.weight) * 100 / total;
+            let what = format!(
+                "{kind} {key}: Service {service} has no endpoint, so its share of new flows ({percent} %) is rejected"
+            );
+            let accepted = format!("an EndpointSlice with endpoints of Service {service}");
+            let field = format!("spec.rules[0].backendRefs[{at}]");
+            Some(Diagnostic::warning(what).accepting(accepted).at(route.meta.origin.field(&field)))
+        });
+        Some(empty.collect())
+    };
+    let warnings: BTreeSet<Diagnostic> = gateways
+        .flat_map(|gateway| {
+            let resolved = index.resolve(gateway);
+            let ports = gateway.ports.iter().zip(&resolved.ports);
+            ports.filter_map(|(port, endpoints)| of_port(port, endpoints)).flatten().collect::<Vec<_>>()
+        })
+        .collect();
+    warnings.into_iter().take(NAMED_MAX).collect()
 }
 
 /// In `nat` and `fullnat` mode, replies to clients go through the gateway, which needs a route to them.
