@@ -70,7 +70,7 @@ pub(super) async fn write_status(
             "supportedFeatures":
                 status.supported_features.iter().map(|name| json!({"name": name})).collect::<Vec<_>>(),
         }),
-        WrittenStatus::Gateway(None) => json!({}),
+        WrittenStatus::Gateway(None) | WrittenStatus::ListenerSet(None) => json!({}),
         WrittenStatus::Gateway(Some(status)) => {
             let mut value = json!({
                 "conditions": conditions(&status.conditions),
@@ -84,7 +84,7 @@ pub(super) async fn write_status(
             }
             value
         }
-        WrittenStatus::ListenerSet(status) => json!({
+        WrittenStatus::ListenerSet(Some(status)) => json!({
             "conditions": conditions(&status.conditions),
             "listeners": listeners(&status.listeners),
         }),

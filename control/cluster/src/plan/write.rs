@@ -57,7 +57,7 @@ pub(crate) enum WrittenStatus {
     GatewayClass(GatewayClassStatus),
     /// `None` leaves nothing of ours.
     Gateway(Option<GatewayStatus>),
-    ListenerSet(ListenerSetStatus),
+    ListenerSet(Option<ListenerSetStatus>),
     /// The parents of ours, which replace the stored ones of ours.
     Route(Protocol, Vec<RouteParentStatus>),
 }

@@ -52,6 +52,8 @@ pub struct Gateway {
     pub version: ObjectVersion,
     /// `metadata.finalizers`.
     pub finalizers: Vec<String>,
+    /// Field managers that own `status.addresses`, by `metadata.managedFields`.
+    pub address_managers: Vec<String>,
     /// `spec.gatewayClassName`.
     pub class: String,
     /// `spec.listeners`.
@@ -163,6 +165,8 @@ pub struct ListenerSet {
     pub meta: Metadata,
     /// `metadata.generation`, 0 in files.
     pub generation: i64,
+    /// Field managers that own parts of `status`, by `metadata.managedFields`.
+    pub status_managers: Vec<String>,
     /// `spec.parentRef`, with the namespace of the ListenerSet as default.
     pub parent: ParentRef,
     /// `spec.listeners`.

@@ -39,6 +39,9 @@ pub struct Service {
     pub load_balancer_ip: Option<IpAddr>,
     /// Whether a stored `spec.loadBalancerIP` is not an address. No API server validates the field.
     pub unreadable_load_balancer_ip: bool,
+    /// Whether it keeps the addresses that it has and gets no new one, because it is the Service of a Gateway that is
+    /// not accepted.
+    pub gets_no_address: bool,
     /// `spec.loadBalancerClass`.
     pub load_balancer_class: Option<String>,
     /// `spec.allocateLoadBalancerNodePorts`, default true.

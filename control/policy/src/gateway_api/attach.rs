@@ -58,6 +58,7 @@ pub(super) fn attach(class: &ConditionState, members: Members<'_>, objects: &Obj
     let Attaching { sites, winners, mut findings, refused, .. } = attaching;
     let accepted = gateway_accepted(class, gateway, &sites);
     findings.extend(refusal(ObjectKind::Gateway, &gateway.meta, "spec", &accepted));
+    findings.extend(misplaced_annotations(gateway));
     let service = served(gateway, accepted.is_true, &sites, winners);
     for set in &refused {
         findings.extend(refusal(ObjectKind::ListenerSet, &set.meta, "spec.parentRef", &not_allowed()));
@@ -85,7 +86,7 @@ struct Attaching<'a> {
 impl Attaching<'_> {
     /// Attaches one route. Returns its states at the parents that are this Gateway or one of its ListenerSets.
     fn route(&mut self, route: &Route) -> RouteStates {
-        let Resolved { backends, condition: resolved, fault_at } = backends::resolve(route, self.objects);
+        let Resolved { backends, condition: resolved, faults } = backends::resolve(route, self.objects);
         let mut attaches = vec![false; self.sites.len()];
         let mut states = Vec::new();
         let kind = kind_of(route.protocol);
@@ -109,9 +110,9 @@ impl Attaching<'_> {
             self.sites[at].state.attached_routes += 1;
             self.winners[at].get_or_insert_with(|| Arc::clone(&routed));
         }
-        if let Some(at) = fault_at.filter(|_| !states.is_empty()) {
+        for (at, fault) in faults.iter().filter(|_| !states.is_empty()) {
             let field = format!("spec.rules[0].backendRefs[{at}]");
-            self.findings.extend(refusal(kind, &route.meta, &field, &resolved));
+            self.findings.extend(refusal(kind, &route.meta, &field, fault));
         }
         states
     }
@@ -128,6 +129,18 @@ fn listener_findings(gateway: &Gateway, sites: &[Site<'_>]) -> Vec<Finding> {
         findings.extend(site.refusals().filter_map(|refused| refusal(kind, meta, &field, refused)));
     }
     findings
+}
+
+/// Annotations that have an effect only in `spec.infrastructure`.
+fn misplaced_annotations(gateway: &Gateway) -> impl Iterator<Item = Finding> {
+    let ours = gateway.meta.annotations.keys().filter(|key| key.starts_with("tidegate.dev/"));
+    ours.map(|key| {
+        let field = format!("metadata.annotations[{key}]");
+        let what = format!("Gateway {}: {field} has no effect", gateway.meta.key);
+        let diagnostic =
+            Diagnostic::warning(what).accepting("the same key in spec.infrastructure.annotations");
+        Finding::of(ObjectKind::Gateway, &gateway.meta, &field, Reason::InvalidValue, diagnostic)
+    })
 }
 
 /// The states of the ListenerSets.
@@ -241,6 +254,8 @@ fn gateway_accepted(class: &ConditionState, gateway: &Gateway, sites: &[Site<'_>
     if let Some(message) = address_fault(gateway) {
         return not_accepted(reason::UNSUPPORTED_ADDRESS, message);
     }
-    let own = sites.iter().filter(|site| site.set.is_none()).map(|site| &site.state);
-    of_listeners(own)
+    let own = of_listeners(sites.iter().filter(|site| site.set.is_none()).map(|site| &site.state));
+    // Listeners of ListenerSets are served even if the Gateway has no valid one of its own.
+    let is_served = sites.iter().any(|site| site.state.served.is_some());
+    ConditionState { is_true: own.is_true || is_served, ..own }
 }

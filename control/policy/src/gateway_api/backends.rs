@@ -11,33 +11,33 @@ pub(super) struct Resolved {
     pub(super) backends: Vec<RoutedBackend>,
     /// `ResolvedRefs`.
     pub(super) condition: ConditionState,
-    /// The first reference that cannot be used.
-    pub(super) fault_at: Option<usize>,
+    /// The references that cannot be used, each with its index and the condition about it.
+    pub(super) faults: Vec<(usize, ConditionState)>,
 }
 
 /// Resolves the references of a route.
 pub(super) fn resolve(route: &Route, objects: &Objects) -> Resolved {
-    let mut fault = None;
+    let mut faults = Vec::new();
     let backends = references(route).enumerate().map(|(at, backend)| {
         let service = match service(route, backend, objects) {
             Ok(service) => Some(service),
-            Err(why) => {
-                fault.get_or_insert((at, why));
+            Err((reason, message)) => {
+                let message = format!("{message}: its share of new flows is rejected");
+                faults.push((at, condition(RESOLVED_REFS, false, reason, message)));
                 None
             }
         };
         RoutedBackend { service, weight: backend.weight }
     });
     let backends = backends.collect();
-    let fault_at = fault.as_ref().map(|(at, _)| *at);
-    let condition = match fault {
+    let condition = match faults.first() {
         None => condition(RESOLVED_REFS, true, reason::RESOLVED_REFS, ""),
-        Some((_, (reason, message))) => {
-            let share = "its share of new flows is rejected";
-            condition(RESOLVED_REFS, false, reason, format!("{message}: {share}"))
+        Some((_, first)) => {
+            let messages: Vec<&str> = faults.iter().map(|(_, fault)| fault.message.as_str()).collect();
+            condition(RESOLVED_REFS, false, first.reason, messages.join("; "))
         }
     };
-    Resolved { backends, condition, fault_at }
+    Resolved { backends, condition, faults }
 }
 
 /// The Services that a route names, whether they exist or not.

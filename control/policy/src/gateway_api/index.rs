@@ -8,7 +8,7 @@ use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_model::shared_map::{Difference, differences};
 
 use super::backends;
-use super::members::{Members, Parent, RouteId, parent_of, route};
+use super::members::{Members, Parent, RouteId, gateway_of_set, parent_of, route};
 
 /// The references between the objects of one state.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ impl Index {
         let mut dirty: BTreeSet<ObjectKey> = BTreeSet::new();
         for change in differences(&old.listener_sets, &new.listener_sets) {
             for (set, is_new) in sides(&change) {
-                let gateway = set.parent.key(&set.meta.key.namespace);
+                let Some(gateway) = gateway_of_set(set) else { continue };
                 dirty.insert(gateway.clone());
                 match is_new {
                     true => self.sets.insert(gateway, change.key.clone()),
@@ -166,9 +166,6 @@ fn sides<'a, K, V>(change: &Difference<'a, K, V>) -> impl Iterator<Item = (&'a V
 fn gateway_of(parent: &Parent, objects: &Objects) -> Option<ObjectKey> {
     match parent {
         Parent::Gateway(key) => Some(key.clone()),
-        Parent::ListenerSet(key) => {
-            let set = objects.listener_sets.get(key)?;
-            Some(set.parent.key(&set.meta.key.namespace))
-        }
+        Parent::ListenerSet(key) => gateway_of_set(objects.listener_sets.get(key)?),
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tidegate_model::fair_share::fair_share;
 use tidegate_model::objects::gateway_api::{
     FromNamespaces, GROUP, Gateway, Listener, ListenerSet, RouteKind, route_kind,
 };
@@ -12,7 +13,8 @@ use super::condition::{ACCEPTED, CONFLICTED, RESOLVED_REFS, accepted, condition,
 use super::state::{ConditionState, ListenerState};
 
 /// The maximum number of served listeners of one Gateway, with those of its ListenerSets. Owners of other namespaces
-/// decide how many ListenerSets there are, and must not make the Gateway too large to be served.
+/// decide how many ListenerSets there are, and must not make the Gateway too large to be served. If there are more,
+/// the namespaces of ListenerSets get equal shares of what the Gateway's own listeners leave.
 const LISTENERS_MAX: usize = 1_024;
 
 /// A listener of a Gateway, or of one of its ListenerSets.
@@ -50,20 +52,37 @@ impl Site<'_> {
 
 /// The listeners of a Gateway, then those of its ListenerSets, which the caller passes in their order of precedence.
 pub(super) fn sites<'a>(gateway: &'a Gateway, sets: &[&'a Arc<ListenerSet>]) -> Vec<Site<'a>> {
+    let all = sites_within(gateway, sets, usize::MAX);
+    let served = || all.iter().filter(|site| site.state.served.is_some());
+    if served().count() <= LISTENERS_MAX {
+        return all;
+    }
+    let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
+    served()
+        .filter(|site| site.set.is_some())
+        .for_each(|site| *sizes.entry(site.namespace).or_default() += 1);
+    let own = served().filter(|site| site.set.is_none()).count();
+    let share = fair_share(sizes.into_values().collect(), LISTENERS_MAX.saturating_sub(own));
+    sites_within(gateway, sets, share)
+}
+
+/// The listeners, of which each namespace of ListenerSets gets at most `share`.
+fn sites_within<'a>(gateway: &'a Gateway, sets: &[&'a Arc<ListenerSet>], share: usize) -> Vec<Site<'a>> {
     let own = gateway.listeners.iter().enumerate().map(|(at, listener)| (at, listener, None, &gateway.meta));
     let of_sets = sets.iter().flat_map(|set| {
         set.listeners.iter().enumerate().map(|(at, listener)| (at, listener, Some(*set), &set.meta))
     });
-    let mut served = 0;
+    let mut served: BTreeMap<&str, usize> = BTreeMap::new();
     let mut owners: BTreeMap<Port, Vec<&Listener>> = BTreeMap::new();
     own.chain(of_sets)
         .map(|(index, listener, set, meta)| {
             let owners = owners.entry(listener.port).or_default();
             let conflict = owners.iter().find_map(|owner| conflict(owner, listener));
-            let state = state(listener, conflict, served < LISTENERS_MAX);
+            let of_namespace = served.entry(&meta.key.namespace).or_default();
+            let state = state(listener, conflict, set.is_none() || *of_namespace < share);
             if state.served.is_some() {
                 owners.push(listener);
-                served += 1;
+                *of_namespace += usize::from(set.is_some());
             }
             Site { listener, set, index, namespace: &meta.key.namespace, state }
         })
@@ -110,7 +129,8 @@ fn state(listener: &Listener, conflict: Option<(&'static str, String)>, has_spac
         (Some(_), None) if !has_space => not_accepted(
             reason::PORT_UNAVAILABLE,
             format!(
-                "listener {}: the Gateway and its ListenerSets have {LISTENERS_MAX} others",
+                "listener {}: a Gateway has at most {LISTENERS_MAX} listeners, and ListenerSets of each namespace \
+                 get the same share of them",
                 listener.name
             ),
         ),

@@ -61,6 +61,13 @@ pub(super) fn parent_of(parent: &ParentRef, route: &Route) -> Option<Parent> {
     }
 }
 
+/// The Gateway that a ListenerSet names as its parent.
+pub(super) fn gateway_of_set(set: &ListenerSet) -> Option<ObjectKey> {
+    let ListenerSet { parent, meta, .. } = set;
+    let is_gateway = (parent.group.as_str(), parent.kind.as_str()) == (GROUP, "Gateway");
+    is_gateway.then(|| parent.key(&meta.key.namespace))
+}
+
 /// The kind of the routes of a protocol.
 pub(super) fn kind_of(protocol: Protocol) -> ObjectKind {
     match protocol {

@@ -36,7 +36,7 @@ use tidegate_model::shared_map::{SharedMap, differences};
 use attach::{Attached, attach};
 use condition::{accepted, not_accepted, reason};
 use index::Index;
-use members::{Parent, RouteId, kind_of, parent_of};
+use members::{Parent, RouteId, gateway_of_set, kind_of, parent_of};
 
 use crate::reconcile::{Finding, ObjectKind, Reason};
 
@@ -92,7 +92,8 @@ impl GatewayApi {
     /// Collects the findings.
     fn find(&mut self, objects: &Objects) {
         let of_gateways = self.attached.values().flat_map(|attached| &attached.findings).cloned();
-        let others = without_gateway(objects).chain(without_class(objects)).chain(faults(objects));
+        let others = without_gateway(objects).chain(sets_without_gateway(objects));
+        let others = others.chain(without_class(objects)).chain(faults(objects));
         let findings = of_gateways.chain(others);
         let findings: BTreeSet<Finding> = findings.collect();
         if !self.findings.iter().eq(&findings) {
@@ -121,7 +122,7 @@ impl GatewayApi {
             let gateway = objects.gateways.get(key);
             let attached = gateway.and_then(|gateway| {
                 let class = class(gateway, &objects)?;
-                Some(attach(&of_class(class), self.index.members(gateway, &objects), &objects))
+                Some(attach(&class, self.index.members(gateway, &objects), &objects))
             });
             let served = ObjectKey::of_gateway(&key.namespace, &key.name);
             let service = match (&attached, gateway) {
@@ -179,13 +180,13 @@ fn put<T: PartialEq>(map: &mut SharedMap<ObjectKey, Arc<T>>, key: &ObjectKey, st
     }
 }
 
-/// The class of a Gateway, if it is one of this controller.
-fn class<'a>(gateway: &Gateway, objects: &'a Objects) -> Option<&'a GatewayClass> {
-    objects
-        .gateway_classes
-        .get(&gateway.class)
-        .map(AsRef::as_ref)
-        .filter(|class| class.controller == CONTROLLER)
+/// The condition `Accepted` of the class of a Gateway, if it is a class of this controller. A class that was deleted
+/// counts as accepted for a Gateway that has our finalizer: deleting a class must not end the connections of Gateways.
+fn class(gateway: &Gateway, objects: &Objects) -> Option<ConditionState> {
+    match objects.gateway_classes.get(&gateway.class) {
+        Some(class) => (class.controller == CONTROLLER).then(|| of_class(class)),
+        None => gateway.is_finalized_by_us().then(accepted),
+    }
 }
 
 /// The condition `Accepted` of a class of this controller.
@@ -218,6 +219,18 @@ fn without_class(objects: &Objects) -> impl Iterator<Item = Finding> {
         let diagnostic = Diagnostic::warning(what).accepting("the name of a GatewayClass");
         let field = "spec.gatewayClassName";
         Finding::of(ObjectKind::Gateway, &gateway.meta, field, Reason::InvalidValue, diagnostic)
+    })
+}
+
+/// Findings about ListenerSets whose Gateway does not exist.
+fn sets_without_gateway(objects: &Objects) -> impl Iterator<Item = Finding> {
+    let named = objects.listener_sets.values().filter_map(|set| Some((set, gateway_of_set(set)?)));
+    let missing = named.filter(|(_, gateway)| !objects.gateways.contains_key(gateway));
+    missing.map(|(set, gateway)| {
+        let what = format!("ListenerSet {}: Gateway {gateway} does not exist", set.meta.key);
+        let diagnostic = Diagnostic::warning(what).accepting("the name of a Gateway");
+        let reason = Reason::NoMatchingParent;
+        Finding::of(ObjectKind::ListenerSet, &set.meta, "spec.parentRef", reason, diagnostic)
     })
 }
 

@@ -11,7 +11,6 @@ use tidegate_model::objects::{
 };
 
 use super::listeners::Site;
-use crate::pools::FIELD_MANAGER;
 use crate::reconcile::LOAD_BALANCER_IPS;
 
 /// The type of an address that pools assign.
@@ -23,15 +22,13 @@ pub(super) fn address_fault(gateway: &Gateway) -> Option<String> {
     Some(format!("spec.addresses: type {} is not supported; supported: {IP_ADDRESS}", unsupported.kind))
 }
 
-/// The Service. Without a listener to serve, it requests no address, but keeps one that it has.
+/// The Service. If the Gateway is not accepted, it serves nothing, keeps the addresses that it has, and gets no new one.
 pub(super) fn served(
     gateway: &Gateway,
     is_accepted: bool,
     sites: &[Site<'_>],
     routed: Vec<Option<Arc<Routed>>>,
 ) -> Arc<Service> {
-    let ingress_ips: Vec<IpAddr> = assigned(&gateway.status.addresses);
-    let requests = is_accepted || !ingress_ips.is_empty();
     let port = |(site, routed): (&Site<'_>, Option<Arc<Routed>>)| {
         let (port, protocol) = site.state.served.filter(|_| is_accepted)?;
         Some(ServicePort {
@@ -45,20 +42,12 @@ pub(super) fn served(
         })
     };
     Arc::new(Service {
-        service_type: if requests { ServiceType::LoadBalancer } else { ServiceType::ClusterIp },
+        service_type: ServiceType::LoadBalancer,
+        gets_no_address: !is_accepted,
         ports: sites.iter().zip(routed).filter_map(port).collect(),
-        ip_family_policy: family_policy(gateway),
         allocate_node_ports: false,
         ..released(gateway)
     })
-}
-
-/// Two empty addresses request one of each family.
-fn family_policy(gateway: &Gateway) -> IpFamilyPolicy {
-    match gateway.addresses.iter().filter(|address| address.value.is_empty()).count() {
-        0 | 1 => IpFamilyPolicy::SingleStack,
-        _ => IpFamilyPolicy::PreferDualStack,
-    }
 }
 
 /// The Service of a Gateway that requests nothing (any longer).
@@ -67,11 +56,12 @@ pub(super) fn released(gateway: &Gateway) -> Service {
     let ingress = |ip: &IpAddr| Ingress { ip: Some(*ip), ..Ingress::default() };
     let Metadata { key, uid, creation_time, deletion_time, faults, origin, .. } = gateway.meta.clone();
     let mut annotations = gateway.infrastructure_annotations.clone();
-    let requested: Vec<&str> =
-        gateway.addresses.iter().map(|a| a.value.as_str()).filter(|value| !value.is_empty()).collect();
+    let (any, requested): (Vec<&str>, Vec<&str>) =
+        gateway.addresses.iter().map(|a| a.value.as_str()).partition(|value| value.is_empty());
     if !requested.is_empty() {
         annotations.insert(LOAD_BALANCER_IPS.to_owned(), requested.join(","));
     }
+    let named = annotations.get(LOAD_BALANCER_IPS).map_or(0, |list| list.split(',').count());
     let mut labels = gateway.meta.labels.clone();
     labels.extend(gateway.infrastructure_labels.clone());
     let key = ObjectKey::of_gateway(&key.namespace, &key.name);
@@ -91,8 +81,12 @@ pub(super) fn released(gateway: &Gateway) -> Service {
         finalizers: gateway.finalizers.clone(),
         ingress: ingress_ips.iter().map(ingress).collect(),
         conditions: gateway.status.conditions.clone(),
-        ingress_managers: if ingress_ips.is_empty() { Vec::new() } else { vec![FIELD_MANAGER.to_owned()] },
+        ingress_managers: gateway.address_managers.clone(),
     };
+    // Two addresses are one of each family.
+    if named + any.len() > 1 {
+        service.ip_family_policy = IpFamilyPolicy::PreferDualStack;
+    }
     service.ingress_ips = ingress_ips;
     service.source_ranges.clone_from(&gateway.source_ranges);
     service

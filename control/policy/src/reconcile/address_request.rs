@@ -81,6 +81,9 @@ impl AddressRequest {
     /// address is worse than none.
     pub(super) fn read_deprecated(&mut self, service: &Service, read: &mut Reader<'_>) {
         const FIELD: &str = "spec.loadBalancerIP";
+        if service.gets_no_address && self.no_allocation.is_none() {
+            self.no_allocation = Some("the Gateway is not accepted: no new address is assigned".to_owned());
+        }
         if service.unreadable_load_balancer_ip && self.addresses.is_empty() && self.no_allocation.is_none() {
             self.no_allocation = Some(format!("{FIELD} is invalid: no new address is assigned"));
         }

@@ -11,7 +11,7 @@ use tidegate_model::objects::{AddressPool, EndpointSlice, LeftOut, NotKept, Obje
 use tidegate_model::yaml::{Entry, Node, Value};
 
 use super::kinds::{KINDS, Kind, SLICE};
-use crate::manifest::{self, Object};
+use crate::manifest::{self, Object, stored};
 
 /// The fields of `metadata` that are kept. `resourceVersion` is stored beside the object.
 const METADATA: [&str; 10] = [
@@ -187,7 +187,12 @@ fn trim(kind: &Kind, node: &mut Node) {
         if entry.key == "metadata" {
             let Some(metadata) = self::entries(&mut entry.node) else { continue };
             metadata.retain(|e| METADATA.contains(&&*e.key));
-            metadata.retain_mut(|e| e.key != "managedFields" || trim_owners(&mut e.node));
+            let field = match kind.name {
+                "Gateway" => &stored::ADDRESSES[..],
+                "ListenerSet" => &stored::STATUS,
+                _ => &stored::INGRESS,
+            };
+            metadata.retain_mut(|e| e.key != "managedFields" || trim_owners(&mut e.node, field));
             let annotations = metadata.iter_mut().find(|e| e.key == "annotations");
             if let Some(annotations) = annotations.and_then(|e| self::entries(&mut e.node)) {
                 annotations.retain(|e| e.key != LAST_APPLIED);
@@ -255,20 +260,21 @@ fn json_of(slice: &EndpointSlice) -> serde_json::Value {
     })
 }
 
-/// Keeps only the managers that own the addresses of a Service. Returns whether there are any.
-fn trim_owners(owners: &mut Node) -> bool {
+/// Keeps only the managers that own a field, and of each only this. Returns whether there are any.
+fn trim_owners(owners: &mut Node, field: &[&str]) -> bool {
     let Value::Sequence(items) = &mut owners.value else { return false };
     items.retain_mut(|owner| {
         let Some(fields) = entries(owner) else { return false };
         fields.retain(|e| matches!(&*e.key, "manager" | "fieldsV1"));
         let Some(owned) = fields.iter_mut().find(|e| e.key == "fieldsV1") else { return false };
         let mut node = &mut owned.node;
-        for step in ["f:status", "f:loadBalancer", "f:ingress"] {
+        for step in field {
             let Some(below) = entries(node) else { return false };
-            below.retain(|e| e.key == step);
+            below.retain(|e| e.key == *step);
             let Some(next) = below.first_mut() else { return false };
             node = &mut next.node;
         }
+        node.value = Value::Mapping(Vec::new());
         true
     });
     !items.is_empty()

@@ -16,7 +16,7 @@ mod object;
 mod pod;
 mod pool;
 mod service;
-mod stored;
+pub(crate) mod stored;
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ pub(super) fn read(object: &Fields<'_>, service: &mut Service) {
         let stored = &mut service.stored;
         stored.generation = number(&metadata, "generation");
         stored.finalizers = metadata.each("finalizers", owned);
-        stored.ingress_managers = metadata.each("managedFields", ingress_manager);
+        stored.ingress_managers = owners(&metadata, &INGRESS);
     }
     let Some(status) = object.mapping("status") else { return };
     service.stored.conditions = conditions(&status);
@@ -70,12 +70,22 @@ fn port(item: &Field<'_>) -> Option<IngressPort> {
     Some(IngressPort { port: port?.get(), protocol, error })
 }
 
-/// The manager of an entry of `managedFields` that owns `status.loadBalancer.ingress`.
-fn ingress_manager(item: &Field<'_>) -> Option<String> {
-    let fields = item.fields()?;
-    let manager = fields.text("manager");
-    let owned = fields.get("fieldsV1")?.node;
-    owned.entry("f:status")?.node.entry("f:loadBalancer")?.node.entry("f:ingress").and(manager)
+/// `status.loadBalancer.ingress` in `managedFields`.
+pub(crate) const INGRESS: [&str; 3] = ["f:status", "f:loadBalancer", "f:ingress"];
+/// `status.addresses` in `managedFields`.
+pub(crate) const ADDRESSES: [&str; 2] = ["f:status", "f:addresses"];
+
+/// `status` in `managedFields`.
+pub(crate) const STATUS: [&str; 1] = ["f:status"];
+
+/// The managers in `managedFields` that own a field.
+pub(super) fn owners(metadata: &Fields<'_>, field: &[&str]) -> Vec<String> {
+    metadata.each("managedFields", |item| {
+        let fields = item.fields()?;
+        let manager = fields.text("manager");
+        let owned = fields.get("fieldsV1")?.node;
+        field.iter().try_fold(owned, |node, step| Some(&node.entry(step)?.node)).and(manager)
+    })
 }
 
 /// A number that is not negative; 0 if it is absent.

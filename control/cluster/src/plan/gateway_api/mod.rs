@@ -25,6 +25,7 @@ use tidegate_model::objects::gateway_api::{
 };
 use tidegate_model::objects::{Condition, ObjectKey};
 use tidegate_policy::gateway_api::{ConditionState, ListenerSetState, SUPPORTED_FEATURES};
+use tidegate_policy::pools::FIELD_MANAGER;
 
 use super::planner::{MESSAGE_BYTES_MAX, Planner};
 use super::stored_condition::same;
@@ -78,6 +79,14 @@ impl Planner<'_> {
                 true => drop(up_to_date.remove(key)),
             }
         }
+        for (key, set) in &objects.listener_sets {
+            // Its Gateway was deleted, or has the class of another controller.
+            let is_left = !states.listener_sets.contains_key(key);
+            if is_left && set.status_managers.iter().any(|manager| manager == FIELD_MANAGER) {
+                self.memory.up_to_date_statuses.listener_sets.remove(key);
+                self.write_status(&set.meta, WrittenStatus::ListenerSet(None));
+            }
+        }
         let of_tcp = objects.tcp_routes.values().map(|route| (route, states.tcp_routes.get(&route.meta.key)));
         let of_udp = objects.udp_routes.values().map(|route| (route, states.udp_routes.get(&route.meta.key)));
         for (route, state) in of_tcp.chain(of_udp) {
@@ -123,7 +132,7 @@ impl Planner<'_> {
             return false;
         }
         let status = ListenerSetStatus { conditions: conditions.into(), listeners };
-        self.write_status(&set.meta, WrittenStatus::ListenerSet(status));
+        self.write_status(&set.meta, WrittenStatus::ListenerSet(Some(status)));
         true
     }
 

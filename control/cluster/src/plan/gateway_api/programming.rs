@@ -25,15 +25,15 @@ pub(super) mod not_programmed {
 /// Which ports of a Gateway are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) struct Programming {
-    /// Why no port is served yet, or not by every gateway.
-    pending: Option<String>,
+    /// Why no port is served, or not by every gateway: the reason and its text.
+    unserved: Option<(&'static str, String)>,
     /// The ports that cannot be served, each with the reason and its text.
     refused: BTreeMap<(u16, Protocol), (&'static str, String)>,
 }
 
 impl Programming {
-    /// The ports of a view. `pending`: see the field.
-    pub(super) fn new(view: &ServiceView, pending: Option<String>) -> Self {
+    /// The ports of a view. `unserved`: see the field.
+    pub(super) fn new(view: &ServiceView, unserved: Option<(&'static str, String)>) -> Self {
         let refused = view.ports.iter().filter_map(|port| {
             let refusal = port.refused.as_ref()?;
             let reason = match refusal.reason {
@@ -42,7 +42,7 @@ impl Programming {
             };
             Some(((port.port, port.protocol), (reason, refusal.message.clone())))
         });
-        Self { pending, refused: refused.collect() }
+        Self { unserved, refused: refused.collect() }
     }
 
     /// The condition `Programmed` of a listener.
@@ -60,8 +60,8 @@ impl Programming {
         if let Some((reason, message)) = self.refused.get(&(port.get(), protocol)) {
             return programmed(false, reason, message.as_str());
         }
-        match &self.pending {
-            Some(why) => programmed(false, not_programmed::PENDING, why.as_str()),
+        match &self.unserved {
+            Some((reason, why)) => programmed(false, reason, why.as_str()),
             None => programmed(true, IS_PROGRAMMED, ""),
         }
     }
@@ -70,7 +70,7 @@ impl Programming {
 /// The condition `Programmed` of a listener; `programming` is that of its Gateway.
 pub(super) fn of_listener(listener: &ListenerState, programming: Option<&Programming>) -> ConditionState {
     let unknown = || Programming {
-        pending: Some("the Gateway is not programmed".to_owned()),
+        unserved: Some((not_programmed::PENDING, "the Gateway is not programmed".to_owned())),
         refused: BTreeMap::new(),
     };
     programming.map_or_else(|| unknown().of(listener), |programming| programming.of(listener))

@@ -188,6 +188,10 @@ impl Cluster {
                 let status = status.clone().unwrap_or_default();
                 merge(&mut gateway.status.conditions, &status.conditions);
                 merge_listeners(&mut gateway.status.listeners, &status.listeners);
+                gateway.address_managers = match status.addresses.is_empty() {
+                    true => Vec::new(),
+                    false => vec![FIELD_MANAGER.to_owned()],
+                };
                 gateway.status.addresses = status.addresses;
                 gateway.status.attached_listener_sets = status.attached_listener_sets;
                 let is_finalized = gateway.is_finalized_by_us();
@@ -196,6 +200,8 @@ impl Cluster {
             }
             WrittenStatus::ListenerSet(status) => {
                 let mut set = ListenerSet::clone(&self.objects.listener_sets[object]);
+                set.status_managers = status.iter().map(|_| FIELD_MANAGER.to_owned()).collect();
+                let status = status.clone().unwrap_or_default();
                 merge(&mut set.status.conditions, &status.conditions);
                 merge_listeners(&mut set.status.listeners, &status.listeners);
                 self.put_set(set);
@@ -520,4 +526,38 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_listener_set_that_lost_its_gateway_keeps_nothing_of_ours() {
+    let mut edge = gateway("edge");
+    edge.allowed_listeners = FromNamespaces::All;
+    let mut cluster = Cluster::with_gateway(edge);
+    cluster.put_set(listener_set("more", "edge", vec![listener("other", 81, "TCP")]));
+    cluster.run_until_stable();
+    let status = |cluster: &Cluster| cluster.objects.listener_sets[&key("more")].status.clone();
+    assert_eq!(status(&cluster).listeners.len(), 1);
+    cluster.put_class(false);
+    cluster.run_until_stable();
+    assert!(status(&cluster).conditions.is_empty() && status(&cluster).listeners.is_empty());
+}
+
+#[test]
+fn a_gateway_that_is_no_longer_accepted_keeps_its_address() {
+    let mut cluster = Cluster::with_gateway(gateway("edge"));
+    cluster.run_until_stable();
+    let addresses = cluster.gateway("edge").status.addresses.clone();
+    assert_eq!(addresses.len(), 1);
+    cluster.edit_gateway("edge", |edge| edge.has_parameters = true);
+    cluster.run_until_stable();
+    let edge = cluster.gateway("edge");
+    assert_eq!((&edge.status.addresses, edge.is_finalized_by_us()), (&addresses, true));
+    let [tcp] = &edge.status.listeners[..] else { panic!("{edge:?}") };
+    assert!(shown(&tcp.conditions).contains(&"Programmed False Invalid".to_owned()), "{tcp:?}");
+
+    // One without an address gets none.
+    let mut cluster = Cluster::with_gateway(Gateway { has_parameters: true, ..gateway("edge") });
+    cluster.run_until_stable();
+    let edge = cluster.gateway("edge");
+    assert_eq!((edge.status.addresses.len(), edge.is_finalized_by_us()), (0, false));
 }

@@ -1,5 +1,7 @@
 //! Gateways, their listeners, and ListenerSets.
 
+use tidegate_model::objects::{IpFamilyPolicy, ServiceType};
+
 use super::*;
 
 const TCP: &str = "{name: tcp, port: 80, protocol: TCP}";
@@ -93,8 +95,12 @@ fn listener_sets_cannot_make_a_gateway_too_large() {
             .collect();
         all += &listener_set(&format!("team/s{set:02}"), &listeners.join(", "));
     }
+    // Another namespace gets its share.
+    all += &listener_set("zeta/small", "{name: own, port: 9000, protocol: TCP}");
     let world = world(&all);
     assert_eq!((world.served().len(), world.accepted().as_str()), (1_024, "Accepted: True Accepted"));
+    let small = &world.states.listener_sets[&key("zeta/small")];
+    assert!(small.accepted.is_true, "{small:?}");
     let last = &world.states.listener_sets[&key("team/s16")];
     assert_eq!(World::shown(std::slice::from_ref(&last.accepted)), ["Accepted: False ListenersNotValid"]);
     assert_eq!(World::listener(&last.listeners[0]).2, ["Accepted: False PortUnavailable"]);
@@ -167,4 +173,91 @@ fn a_contested_port_belongs_to_the_gateway_then_to_the_first_listener_set() {
     assert_eq!(of_set("team/b").1, [("two".into(), 0, conflict), ("udp".into(), 0, vec![])]);
     let names: Vec<String> = world.served().into_iter().map(|(name, ..)| name).collect();
     assert_eq!(names, ["tcp", "team/a/two", "team/b/udp"]);
+}
+
+#[test]
+fn a_listener_set_of_another_kind_of_parent_is_left_alone() {
+    let all = gateway(TCP, ", allowedListeners: {namespaces: {from: Same}}");
+    let other = listener_set("shop/other", "{name: other, port: 81, protocol: TCP}")
+        .replace("parentRef: {name: edge", "parentRef: {group: example.com, kind: Foo, name: edge");
+    let world = world(&(all + &other));
+    assert!(world.states.listener_sets.is_empty());
+    assert_eq!((world.served().len(), world.found()), (1, vec![]));
+}
+
+#[test]
+fn a_listener_set_without_its_gateway_is_reported() {
+    let set = listener_set("shop/set", "{name: own, port: 81, protocol: TCP}");
+    assert_eq!(world(&set).found(), ["ListenerSet shop/set: Gateway shop/edge does not exist"]);
+}
+
+#[test]
+fn a_gateway_without_a_valid_listener_serves_its_listener_sets() {
+    let http = "{name: http, port: 80, protocol: HTTP}";
+    let all = gateway(http, ", allowedListeners: {namespaces: {from: Same}}");
+    let world = world(&(all + &listener_set("shop/set", "{name: own, port: 81, protocol: TCP}")));
+    assert_eq!(world.accepted(), "Accepted: True ListenersNotValid");
+    assert_eq!(world.served()[0].0, "shop/set/own");
+    assert!(world.states.listener_sets[&key("shop/set")].accepted.is_true);
+}
+
+#[test]
+fn a_gateway_that_is_not_accepted_serves_nothing_and_keeps_its_address() {
+    let world = world(&gateway("{name: http, port: 80, protocol: HTTP}", ""));
+    let service = &world.objects.services[&ObjectKey::of_gateway("shop", "edge")];
+    assert_eq!((service.service_type, service.ports.len()), (ServiceType::LoadBalancer, 0));
+    assert!(service.gets_no_address);
+}
+
+#[test]
+fn a_deleted_class_ends_no_gateway_that_has_an_address() {
+    let finalized = gateway(TCP, "")
+        .replace("{name: edge", "{finalizers: [tidegate.dev/cleanup], name: edge")
+        .replace("gatewayClassName: tidegate", "gatewayClassName: gone");
+    assert_eq!(world(&finalized).served().len(), 1);
+    let new = finalized.replace("finalizers: [tidegate.dev/cleanup], ", "");
+    assert!(world(&new).states.gateways.is_empty());
+}
+
+#[test]
+fn two_addresses_are_one_of_each_family() {
+    let policy = |more: &str| {
+        let world = world(&gateway(TCP, more));
+        world.objects.services[&ObjectKey::of_gateway("shop", "edge")].ip_family_policy
+    };
+    for both in [
+        "addresses: [{value: 203.0.113.9}, {value: '2001:db8::9'}]",
+        "addresses: [{value: 203.0.113.9}, {type: IPAddress}]",
+        "infrastructure: {annotations: {tidegate.dev/load-balancer-ips: '203.0.113.9,2001:db8::9'}}",
+    ] {
+        assert_eq!(policy(&format!(", {both}")), IpFamilyPolicy::PreferDualStack, "{both}");
+    }
+    assert_eq!(policy(", addresses: [{value: 203.0.113.9}]"), IpFamilyPolicy::SingleStack);
+}
+
+#[test]
+fn addresses_in_a_status_of_another_controller_are_not_ours() {
+    let status = "status: {addresses: [{type: IPAddress, value: 198.51.100.9}]}\n---\n";
+    let of = |managed: &str| {
+        let text = gateway(TCP, "")
+            .replace("---\n", status)
+            .replace("{name: edge", &format!("{{{managed}name: edge"));
+        let objects = tidegate_source::kubernetes::testing::objects_of(&(CLASS.to_owned() + &text));
+        let objects = GatewayApi::default().derive(&Arc::new(objects));
+        objects.services[&ObjectKey::of_gateway("shop", "edge")].stored.ingress_managers.clone()
+    };
+    let owner = |name: &str| {
+        format!("managedFields: [{{manager: {name}, fieldsV1: {{'f:status': {{'f:addresses': {{}}}}}}}}], ")
+    };
+    assert_eq!(of(""), [] as [&str; 0]);
+    assert_eq!(of(&owner("other")), ["other"]);
+    assert_eq!(of(&owner("tidegate")), ["tidegate"]);
+}
+
+#[test]
+fn our_annotations_outside_of_infrastructure_are_reported() {
+    let text =
+        gateway(TCP, "").replace("{name: edge", "{annotations: {tidegate.dev/forwarding: nat}, name: edge");
+    let field = "metadata.annotations[tidegate.dev/forwarding]";
+    assert_eq!(world(&text).found(), [format!("Gateway shop/edge: {field} has no effect")]);
 }

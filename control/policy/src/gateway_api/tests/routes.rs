@@ -171,3 +171,13 @@ fn a_route_without_its_parent_is_reported() {
     assert_eq!(world.tcp_route("shop/r"), Vec::<Vec<String>>::new());
     assert_eq!(world.found(), ["TCPRoute shop/r: Gateway shop/edgy does not exist"]);
 }
+
+#[test]
+fn every_backend_that_cannot_be_used_is_reported() {
+    let backends = "{name: none, port: 80}, {name: web, port: 81}, {name: web, port: 80}";
+    let all = gateway(TCP, "") + &service("shop/web") + &route("TCPRoute", "shop/r", PARENT, backends);
+    let world = world(&all);
+    let faults = ["Service shop/none does not exist", "Service shop/web has no TCP port 81"];
+    let faults = faults.map(|fault| format!("TCPRoute shop/r: {fault}: its share of new flows is rejected"));
+    assert_eq!(world.found(), faults);
+}

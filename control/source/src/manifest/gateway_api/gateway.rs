@@ -12,7 +12,7 @@ use super::listeners::{allowed_namespaces, listeners};
 use super::references::has_parameters;
 use super::rules::{HOSTNAME, NAME, Rule, is_domain_prefixed, is_path_character};
 use super::status;
-use crate::manifest::{limited::limited, meta, object::Object, service};
+use crate::manifest::{limited::limited, meta, object::Object, service, stored};
 
 /// The limits of the definition.
 const ADDRESSES_MAX: usize = 16;
@@ -38,6 +38,7 @@ pub(crate) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut gateway = Gateway { meta, generation: generation(object), ..Gateway::default() };
     if let Some(metadata) = object.mapping("metadata") {
         gateway.finalizers = metadata.each("finalizers", |f| f.string().map(str::to_owned));
+        gateway.address_managers = stored::owners(&metadata, &stored::ADDRESSES);
     }
     let spec = object.required("spec", "spec with gatewayClassName and listeners").and_then(|f| f.fields());
     if let Some(spec) = spec {

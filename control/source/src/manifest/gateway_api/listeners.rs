@@ -12,7 +12,7 @@ use super::fields::{generation, intact, required_items};
 use super::references::{parent_ref, route_kind};
 use super::rules::{HOSTNAME, Rule, SECTION, is_domain_prefixed};
 use super::status;
-use crate::manifest::{limited::limited, object::Object};
+use crate::manifest::{limited::limited, object::Object, stored};
 
 /// The limits of the definitions.
 const LISTENERS_MAX: usize = 64;
@@ -29,6 +29,8 @@ fn is_protocol(protocol: &str) -> bool {
 
 pub(crate) fn read_set(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut set = ListenerSet { meta, generation: generation(object), ..ListenerSet::default() };
+    let metadata = object.mapping("metadata");
+    set.status_managers = metadata.map_or_else(Vec::new, |of| stored::owners(&of, &stored::STATUS));
     let spec = object.required("spec", "spec with parentRef and listeners").and_then(|f| f.fields());
     if let Some(spec) = spec {
         spec.whole(Unknown::Warned, |spec| {
