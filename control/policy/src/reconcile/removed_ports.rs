@@ -1,14 +1,18 @@
-//! Service ports of removed Services. Their flows continue until the drain timeout, and belong to the Service again
-//! if it returns before then.
+//! Service ports of removed Services, and listeners that a Gateway lost. Their flows continue until the drain timeout,
+//! and belong to the Service or Gateway again if it gets the port back before then.
 //!
-//! State in, state out, as with removed backends (`drain`). The dataplane keeps each port of a removed Service, but
-//! without new flows ([`NoEndpoints::Unserved`]) and without its address: the address is free or belongs to another
-//! Service. If another Service gets the port, the removed port is dropped.
+//! State in, state out, as with removed backends (`drain`). The dataplane keeps each removed port, but without new
+//! flows ([`NoEndpoints::Unserved`]) and without its address: the address is free, or belongs to another Service or to
+//! other listeners. If another Service or listener gets the port, the removed port is dropped.
+//!
+//! A Gateway may have listeners of several teams. An edit of one of them, of the Gateway, or of a namespace's labels
+//! may remove listeners of the others, so the reason why a Gateway lost a port doesn't matter. A removed port keeps
+//! the source ranges and the forwarding mode that it had.
 //!
 //! Their number is limited. If there are too many, some are forgotten from the namespace with the most, so that a
 //! namespace that constantly creates and deletes Services takes nothing from the others.
 //!
-//! Invariant: if a Service stays but loses a port, or is refused, nothing is kept for it.
+//! Invariant: if a Service that isn't a Gateway stays but loses a port, or is refused, nothing is kept for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,10 +30,10 @@ use super::demand::Demand;
 use super::drain::Drains;
 use crate::largest_first::LargestFirst;
 
-/// The programmed service ports, and the ports of removed Services.
+/// The programmed service ports, and the removed ones.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RemovedPorts {
-    /// The ports of existing Services.
+    /// The ports that existing Services have now.
     programmed: SharedMap<ServiceKey, SharedService>,
     removed: Arc<BTreeMap<ServiceKey, RemovedPort>>,
 }
@@ -48,7 +52,7 @@ impl RemovedPort {
     }
 }
 
-/// A limit for the ports of removed Services of all namespaces together.
+/// A limit for the removed ports of all namespaces together.
 #[derive(Debug, Clone, Copy)]
 struct Capacity {
     ports: usize,
@@ -77,15 +81,20 @@ impl RemovedPorts {
             Some(_) => None,
             None => change.before,
         });
+        // A Gateway may lose the listeners of other teams while it stays.
+        let is_kept = |spec: &SharedService| {
+            let owner = owner(spec);
+            owner.gateway_name().is_some() || !is_here(&owner)
+        };
         let mut added = Vec::new();
-        for spec in gone.filter(|spec| !is_here(&owner(spec))) {
+        for spec in gone.filter(|spec| is_kept(spec)) {
             let until = now + drains.timeout(&spec.key).unwrap_or_default();
             if until > now {
                 added.push((spec.key, RemovedPort { spec: without_new_flows(spec), until }));
             }
         }
         let stays = |key: &ServiceKey, removed: &RemovedPort| {
-            removed.until > now && programmed.get(key).is_none() && !is_here(&owner(&removed.spec))
+            removed.until > now && programmed.get(key).is_none() && is_kept(&removed.spec)
         };
         let unchanged = added.is_empty() && self.removed.iter().all(|(key, removed)| stays(key, removed));
         let removed = if unchanged {
@@ -102,8 +111,8 @@ impl RemovedPorts {
         Self { programmed: programmed.clone(), removed }
     }
 
-    /// Adds the ports of removed Services to `specs`, in the order of keys. Ports that exceed the gateway's limits are
-    /// left out: their flows end early, and everything else is forwarded.
+    /// Adds the removed ports to `specs`, in the order of keys. Ports that exceed the gateway's limits are left out:
+    /// their flows end early, and everything else is forwarded.
     pub(super) fn add_to(&self, specs: &mut Vec<SharedService>) {
         if self.removed.is_empty() {
             return;

@@ -15,6 +15,7 @@ mod forwarding;
 mod gateways;
 mod health_check_node_ports;
 mod life_cycle;
+mod lost_listeners;
 mod names;
 mod node_target;
 mod own_addresses;

@@ -121,7 +121,7 @@ fn endpoints(endpoints: &[&str]) -> String {
     )
 }
 
-fn segment(gateways: &mut Gateways, port: u16, flags: u8) -> FrameResult {
+pub(super) fn segment(gateways: &mut Gateways, port: u16, flags: u8) -> FrameResult {
     gateways.send(Builder::tcp(format!("198.51.100.7:{port}").as_str(), VIP).flags(flags).seq_ack(100, 0))
 }
 
@@ -130,7 +130,7 @@ fn datagram(gateways: &mut Gateways, port: u16) -> FrameResult {
 }
 
 /// Opens connections from these ports, which their backends answer. Returns the backend of each.
-fn connected(gateways: &mut Gateways, ports: std::ops::Range<u16>) -> Vec<(u16, IpAddr)> {
+pub(super) fn connected(gateways: &mut Gateways, ports: std::ops::Range<u16>) -> Vec<(u16, IpAddr)> {
     ports
         .map(|port| {
             let result = segment(gateways, port, flags::SYN);
@@ -355,6 +355,20 @@ fn a_port_of_a_removed_service_can_move_to_another_service() {
         result.sent(TransmitReason::Forward);
         assert_eq!(gateways.backend_of(&result), ip("10.1.0.2"));
     }
+}
+
+#[test]
+fn nothing_is_kept_for_a_port_that_a_service_loses() {
+    let slice = endpoints(&["addresses: [10.1.0.1]"]);
+    let here = with_annotations(&by_tcp_and_udp(""), "tidegate.dev/forwarding: nat") + &slice;
+    let mut gateways = Gateways::new(Both::new(&here));
+    connected(&mut gateways, 40_000..40_010);
+    gateways.set(&here.replace("{name: http, port: 80, targetPort: 8080}, ", ""));
+    for port in 40_000..40_010 {
+        segment(&mut gateways, port, flags::ACK).sent(TransmitReason::NoService);
+    }
+    gateways.set(&here);
+    segment(&mut gateways, 40_000, flags::ACK).sent(TransmitReason::NoFlow);
 }
 
 #[test]
