@@ -32,7 +32,8 @@ pub(super) fn has_share(shares: &[EndpointShare], endpoint: (IpAddr, Port)) -> b
     shares.iter().any(|share| share.weight > 0 && share.endpoints.binary_search(&endpoint).is_ok())
 }
 
-/// Computes the weights. They are exact unless their ratios need more than 16 bits.
+/// Computes the weights. They are exact unless their ratios need more than 16 bits. Then each is at least 1, so that
+/// every endpoint gets flows: a Service with a small share and many endpoints gets more than its share.
 pub(super) fn weights(shares: &[EndpointShare], takers: &Takers) -> RouteWeights {
     let sums: Vec<u64> = shares
         .iter()
