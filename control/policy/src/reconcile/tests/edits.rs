@@ -1,7 +1,8 @@
 //! Edits that can happen to a gateway between two reconciles, and a strategy that generates them.
 
 use tidegate_model::objects::{
-    AddressPool, AddressPoolStatus, EndpointAddress, Endpoints, FINALIZER, Labels, Namespace, Subset,
+    AddressPool, AddressPoolStatus, EndpointAddress, Endpoints, FINALIZER, Labels, Namespace, Routed,
+    RoutedBackend, Subset,
 };
 
 use super::order::{arbitrary_endpoint, arbitrary_service};
@@ -59,6 +60,10 @@ fn service_key() -> impl Strategy<Value = ObjectKey> {
     (namespace(), 0_usize..5).prop_map(|(namespace, n)| ObjectKey::new(namespace, format!("s{n}")))
 }
 
+fn gateway_key() -> impl Strategy<Value = ObjectKey> {
+    (namespace(), 0_usize..2).prop_map(|(namespace, n)| ObjectKey::of_gateway(namespace, &format!("g{n}")))
+}
+
 fn pod_key() -> impl Strategy<Value = ObjectKey> {
     (namespace(), 0_u8..4).prop_map(|(namespace, n)| ObjectKey::new(namespace, format!("p{n}")))
 }
@@ -96,6 +101,26 @@ fn arbitrary_put() -> impl Strategy<Value = Edit> {
             }
             Edit::Put(Box::new(service))
         })
+}
+
+/// A Gateway as it is served: up to three listeners, with a route to up to two backends.
+fn arbitrary_gateway() -> impl Strategy<Value = Edit> {
+    let target = weighted(0.9, (service_key(), (80_u16..83).prop_map(port)));
+    let backend = (target, 0_u32..3).prop_map(|(service, weight)| RoutedBackend { service, weight });
+    let backends = proptest::collection::vec(backend, 0..3);
+    let listeners = proptest::collection::btree_set(80_u16..84, 0..4);
+    (gateway_key(), listeners, backends).prop_map(|(key, listeners, backends)| {
+        let routed = Arc::new(Routed { route: None, backends });
+        let mut gateway = Service { meta: Metadata::new(key), ..service("") };
+        gateway.meta.uid = gateway.meta.key.to_string();
+        gateway.meta.annotations.insert("tidegate.dev/allow-shared-ip".into(), "k".into());
+        let listener = |number: u16| {
+            let listener = service_port(&format!("l{number}"), Protocol::Tcp, number, number);
+            ServicePort { routed: Some(Arc::clone(&routed)), ..listener }
+        };
+        gateway.ports = listeners.into_iter().map(listener).collect();
+        Edit::Put(Box::new(gateway))
+    })
 }
 
 /// Some endpoints are on nodes, belong to Pods and have hints. The VIPs of the pools are among the addresses.
@@ -188,7 +213,8 @@ pub(super) fn arbitrary_edit() -> impl Strategy<Value = Edit> {
     prop_oneof![
         1 => weighted(0.7, (1_usize..8, 1_usize..12)).prop_map(Edit::Limits),
         6 => arbitrary_put(),
-        1 => service_key().prop_map(Edit::Remove),
+        3 => arbitrary_gateway(),
+        1 => prop_oneof![4 => service_key(), 1 => gateway_key()].prop_map(Edit::Remove),
         6 => arbitrary_slice(),
         1 => (0_usize..6).prop_map(Edit::NoSlice),
         1 => (service_key(), of(1_u8..12)).prop_map(|(key, host)| Edit::Endpoints(key, host)),
