@@ -1,6 +1,7 @@
 //! Services of type LoadBalancer as Gateways and routes: one Gateway for each Service, with a listener and a route for
 //! each port. The Service stays as the backend of its routes, so most of its fields stay where they are.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
@@ -54,6 +55,7 @@ pub(crate) struct Converted {
 /// Converts the Services of type LoadBalancer.
 pub(crate) fn convert(objects: &[Object<'_>], notes: &Notes) -> Converted {
     let mut converted = Converted::default();
+    let mut names = RouteNames::default();
     for object in objects {
         let spec = object.spec().filter(|_| object.kind == "Service" && object.group.is_empty());
         let is_load_balancer = |spec: &Fields<'_>| spec.text("type").as_deref() == Some("LoadBalancer");
@@ -76,9 +78,25 @@ pub(crate) fn convert(objects: &[Object<'_>], notes: &Notes) -> Converted {
         converted.gateways += 1;
         converted.routes += listeners.len();
         converted.manifests.push(draft.gateway(&listeners));
-        converted.manifests.extend(listeners.iter().map(|listener| draft.route(listener)));
+        converted.manifests.extend(listeners.iter().map(|listener| draft.route(listener, &mut names)));
     }
     converted
+}
+
+/// The kinds, namespaces and names of the routes that were written.
+#[derive(Debug, Default)]
+struct RouteNames(BTreeSet<(&'static str, String, String)>);
+
+impl RouteNames {
+    /// A name that no other route of this kind has in the namespace: `NAME-PORT`, or `NAME-PORT-2` and so on if it is
+    /// used. Port `b-c` of Service `a` and port `c` of Service `a-b` both request `a-b-c`.
+    fn unused(&mut self, kind: &'static str, namespace: &str, service: &str, port: &str) -> String {
+        let usual = format!("{service}-{port}");
+        let others = (2_usize..).map(|n| format!("{usual}-{n}"));
+        let mut all = std::iter::once(usual.clone()).chain(others);
+        all.find(|name| self.0.insert((kind, namespace.to_owned(), name.clone())))
+            .expect("there is always another number")
+    }
 }
 
 /// A Service that is being converted.
@@ -160,12 +178,13 @@ impl<'a> Draft<'_, 'a> {
         json!({"apiVersion": API_VERSION, "kind": "Gateway", "metadata": metadata, "spec": spec})
     }
 
-    fn route(&self, listener: &Listener) -> Value {
+    fn route(&self, listener: &Listener, names: &mut RouteNames) -> Value {
         let kind = if listener.protocol == Protocol::Tcp { "TCPRoute" } else { "UDPRoute" };
         let name = self.object.name;
+        let route = names.unused(kind, self.object.namespace, name, &listener.name);
         json!({
             "apiVersion": API_VERSION, "kind": kind,
-            "metadata": self.metadata(&format!("{name}-{}", listener.name)),
+            "metadata": self.metadata(&route),
             "spec": {
                 "parentRefs": [{"name": name, "sectionName": listener.name}],
                 "rules": [{"backendRefs": [{"name": name, "port": listener.port}]}],

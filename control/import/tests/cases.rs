@@ -3,6 +3,7 @@
 //!
 //! `control/tests/cli_import.rs` checks that a gateway accepts the results.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -220,4 +221,21 @@ fn objects_of_an_api_server_are_named_in_the_report() {
     ];
     assert_eq!(notes, expected);
     assert!(documents(&imported).contains("- 10.0.0.0/24"), "{imported:?}");
+}
+
+#[test]
+fn no_two_manifests_are_the_same_object() {
+    for (vendor, path) in cases().into_iter().filter(|(vendor, _)| *vendor == Vendor::Kubernetes) {
+        let text = fs::read_to_string(&path).expect("it is readable");
+        let imported =
+            imported(vendor, &text).unwrap_or_else(|report| panic!("{}:\n{report}", path.display()));
+        let mut seen = BTreeSet::new();
+        for object in Sheet::new("result").documents(&documents(&imported)) {
+            let object = serde_json::to_value(object).expect("JSON");
+            let metadata = &object["metadata"];
+            let key = format!("{} {} {}", object["kind"], metadata["namespace"], metadata["name"]);
+            assert!(seen.insert(key.clone()), "{}: {key} is written twice", path.display());
+        }
+        assert!(seen.len() > 3, "{seen:?}");
+    }
 }
