@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
+use tidegate_model::config::{Scheduler, scheduler};
 use tidegate_model::objects::gateway_api::{API_VERSION, CONTROLLER};
 use tidegate_model::objects::{Labels, Protocol};
 use tidegate_model::yaml::{Field, Fields};
@@ -25,6 +26,7 @@ const ANNOTATIONS_MAX: usize = 16;
 const OURS: &str = "tidegate.dev/";
 const HASH: &str = "tidegate.dev/hash";
 const LOAD_BALANCER_IPS: &str = "tidegate.dev/load-balancer-ips";
+const SCHEDULER: &str = "tidegate.dev/scheduler";
 const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 const TARGET: &str = "tidegate.dev/target";
 
@@ -252,9 +254,7 @@ impl<'a> Draft<'_, 'a> {
             annotations.insert(SOURCE_RANGES.to_owned(), ranges.join(","));
         }
         if self.spec.text("sessionAffinity").as_deref() == Some("ClientIP") {
-            annotations.entry(HASH.to_owned()).or_insert_with(|| "client".to_owned());
-            let what = "tidegate.dev/hash: client selects by client, without a timeout";
-            self.notes.key(NoteKind::Decide, &self.spec, "sessionAffinity", what);
+            self.select_by_client(&mut annotations);
         }
         if annotations.len() > ANNOTATIONS_MAX {
             let at = self.object.metadata.itself();
@@ -262,6 +262,29 @@ impl<'a> Draft<'_, 'a> {
             at.error(what, "fewer annotations of tidegate.dev, or a Gateway that is written by hand");
         }
         annotations
+    }
+
+    /// Adds the annotation that replaces `sessionAffinity: ClientIP`. With a scheduler that can't select by client, no
+    /// port of the Gateway would be programmed, so the annotation is left out.
+    fn select_by_client(&self, annotations: &mut Labels) {
+        match annotations.get(SCHEDULER).and_then(|word| scheduler(word.trim())) {
+            None | Some(Scheduler::Rendezvous | Scheduler::Maglev | Scheduler::SourceHash) => {
+                annotations.entry(HASH.to_owned()).or_insert_with(|| "client".to_owned());
+                let what = "tidegate.dev/hash: client selects by client, without a timeout";
+                self.notes.key(NoteKind::Decide, &self.spec, "sessionAffinity", what);
+            }
+            Some(
+                other @ (Scheduler::WeightedRoundRobin | Scheduler::Loads(_) | Scheduler::DestinationHash),
+            ) => {
+                annotations.remove(HASH);
+                let why = format!(
+                    "a Gateway has no affinity with the scheduler {}: for affinity, use rendezvous, maglev or sh, with \
+                     tidegate.dev/hash: client",
+                    other.as_str()
+                );
+                self.notes.key(NoteKind::NoCounterpart, &self.spec, "sessionAffinity", why);
+            }
+        }
     }
 
     /// Reports the other fields.

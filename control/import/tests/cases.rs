@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use tidegate_import::{Imported, Input, Vendor, convert};
+use tidegate_import::{Imported, Input, NoteKind, Vendor, convert};
 use tidegate_model::diagnostic::Report;
 use tidegate_model::yaml::Sheet;
 
@@ -237,5 +237,34 @@ fn no_two_manifests_are_the_same_object() {
             assert!(seen.insert(key.clone()), "{}: {key} is written twice", path.display());
         }
         assert!(seen.len() > 3, "{seen:?}");
+    }
+}
+
+#[test]
+fn client_affinity_needs_a_scheduler_that_selects_by_client() {
+    for (scheduler, has_affinity) in [
+        ("", true),
+        ("rendezvous", true),
+        (" maglev ", true),
+        ("sh", true),
+        ("wrr", false),
+        ("lc", false),
+        ("sed", false),
+        ("nq", false),
+        ("dh", false),
+    ] {
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "a", "annotations": {"tidegate.dev/scheduler": scheduler}},
+            "spec": {
+                "type": "LoadBalancer", "loadBalancerClass": "tidegate.dev/gateway", "sessionAffinity": "ClientIP",
+                "ports": [{"port": 80}],
+            },
+        });
+        let imported = imported(Vendor::Kubernetes, &service.to_string()).expect("it is converted");
+        assert_eq!(documents(&imported).contains("tidegate.dev/hash: client"), has_affinity, "{scheduler:?}");
+        let kind = if has_affinity { NoteKind::Decide } else { NoteKind::NoCounterpart };
+        let kinds: Vec<NoteKind> = imported.notes.iter().map(|note| note.kind).collect();
+        assert_eq!(kinds, [kind], "{scheduler:?}");
     }
 }
