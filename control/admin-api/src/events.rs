@@ -86,7 +86,7 @@ pub fn selection(text: &str) -> Result<Selection, AdminError> {
         .map(|value| value.parse().map_err(|_| refuse("latest", &value, "a number of events")));
     let service = query::value(text, "service");
     if let Some(service) = service.as_ref().filter(|service| !service.contains('/')) {
-        return Err(refuse("service", service, "NAMESPACE/NAME"));
+        return Err(refuse("service", service, "NAMESPACE/NAME or NAMESPACE/gateway/NAME"));
     }
     let object = query::value(text, "object").map(|value| {
         let kind_and_name = value.split_once('/').and_then(|(kind, name)| {

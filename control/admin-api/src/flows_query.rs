@@ -141,34 +141,42 @@ impl FromStr for FlowOrder {
     }
 }
 
-/// A Service, in one namespace or in any, at one port or at all ports.
+/// A Service, in one namespace or in any, or a Gateway; at one port or at all ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceName {
     /// Its namespace.
     pub namespace: Option<String>,
-    /// Its name.
+    /// Its name; `gateway/NAME` for a Gateway.
     pub name: String,
-    /// The name of a port, or its number if it has none.
+    /// The name of a port, or its number if it has none; `NAMESPACE/NAME/LISTENER` for a listener of a ListenerSet.
     pub port: Option<String>,
+}
+
+impl ServiceName {
+    /// What is accepted.
+    pub const ACCEPTED: &str = "NAME, NAMESPACE/NAME or NAMESPACE/gateway/NAME, optionally with :PORT";
 }
 
 impl FromStr for ServiceName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refuse =
-            || format!("{text:?} is not a Service; accepted: NAME or NAMESPACE/NAME, optionally with :PORT");
         let (service, port) = match text.split_once(':') {
             Some((service, port)) => (service, Some(port)),
             None => (text, None),
         };
+        // `gateway/NAME` is a Service in the namespace `gateway`, so a Gateway needs its namespace.
         let (namespace, name) = match service.split_once('/') {
             Some((namespace, name)) => (Some(namespace), name),
             None => (None, service),
         };
-        let parts = [namespace, Some(name), port];
-        if parts.into_iter().flatten().any(|part| !tidegate_model::yaml::text::is_rfc1123_subdomain(part)) {
-            return Err(refuse());
+        let gateway = namespace.and_then(|_| name.strip_prefix("gateway/"));
+        let listener = port.filter(|port| gateway.is_some() && port.matches('/').count() == 2);
+        let of_listener = listener.into_iter().flat_map(|listener| listener.split('/'));
+        let of_port = port.filter(|_| listener.is_none());
+        let parts = [namespace, Some(gateway.unwrap_or(name)), of_port].into_iter().flatten();
+        if !parts.chain(of_listener).all(tidegate_model::yaml::text::is_rfc1123_subdomain) {
+            return Err(format!("{text:?} is not a Service; accepted: {}", Self::ACCEPTED));
         }
         let owned = |part: Option<&str>| part.map(str::to_owned);
         Ok(Self { namespace: owned(namespace), name: name.to_owned(), port: owned(port) })
@@ -250,7 +258,14 @@ mod tests {
 
     #[test]
     fn an_encoded_query_is_parsed_to_an_equal_one() {
-        for service in [None, Some("web"), Some("default/web"), Some("default/web:http"), Some("web:80")] {
+        for service in [
+            None,
+            Some("web"),
+            Some("default/web"),
+            Some("default/web:http"),
+            Some("web:80"),
+            Some("default/gateway/edge:team/more/tcp"),
+        ] {
             for backend in
                 [None, Some("10.0.0.1"), Some("10.0.0.1:80"), Some("2001:db8::1"), Some("[2001:db8::1]:80")]
             {
@@ -274,6 +289,35 @@ mod tests {
     }
 
     #[test]
+    fn a_gateway_and_a_listener_of_a_listener_set_can_be_named() {
+        let parts = |text: &str| {
+            let ServiceName { namespace, name, port } = text.parse().ok()?;
+            Some([namespace, Some(name), port].map(Option::unwrap_or_default).join(" "))
+        };
+        for (text, expected) in [
+            ("shop/gateway/edge", Some("shop gateway/edge ")),
+            ("shop/gateway/edge:tcp", Some("shop gateway/edge tcp")),
+            ("shop/gateway/edge:53", Some("shop gateway/edge 53")),
+            ("shop/gateway/edge:team/more/tcp", Some("shop gateway/edge team/more/tcp")),
+            // A Service in a namespace with this name.
+            ("gateway/edge", Some("gateway edge ")),
+            ("gateway/gateway/edge", Some("gateway gateway/edge ")),
+            ("gateway", Some(" gateway ")),
+            ("shop/gateway/", None),
+            ("shop/gateway/a/b", None),
+            ("/gateway/edge", None),
+            ("shop/gateway/edge:", None),
+            ("shop/gateway/edge:more/tcp", None),
+            ("shop/gateway/edge:team//tcp", None),
+            ("shop/gateway/edge:a/b/c/d", None),
+            ("shop/web:team/more/tcp", None),
+            ("web:team/more/tcp", None),
+        ] {
+            assert_eq!(parts(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
     fn an_ipv4_mapped_address_is_read_as_the_ipv4_address() {
         for (mapped, plain) in [
             ("backend=[::ffff:10.0.0.1]:80", "backend=10.0.0.1:80"),
@@ -287,7 +331,11 @@ mod tests {
     #[test]
     fn an_invalid_value_is_reported_with_the_accepted_ones() {
         for (text, named) in [
-            ("service=a/b/c", "service: \"a/b/c\" is not a Service; accepted: NAME or NAMESPACE/NAME"),
+            (
+                "service=a/b/c",
+                "service: \"a/b/c\" is not a Service; accepted: NAME, NAMESPACE/NAME or NAMESPACE/gateway/NAME, \
+                 optionally with :PORT",
+            ),
             ("service=", "service: \"\" is not a Service"),
             ("backend=web", "backend: \"web\" is not a backend; accepted: ADDRESS or ADDRESS:PORT"),
             (

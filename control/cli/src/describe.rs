@@ -34,10 +34,10 @@ pub struct Describe {
 /// What is described.
 #[derive(Debug, Subcommand)]
 enum Object {
-    /// A Service: NAME or NAMESPACE/NAME
+    /// A Service, or a Gateway of the Gateway API: NAME, NAMESPACE/NAME or NAMESPACE/gateway/NAME
     #[command(after_help = "Examples:\n  tidegate describe service shop/web")]
     Service {
-        /// NAME or NAMESPACE/NAME
+        /// NAME, NAMESPACE/NAME or NAMESPACE/gateway/NAME
         name: String,
         #[command(flatten)]
         common: Common,

@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Options of `events`.
 #[derive(Debug, Args)]
 pub struct Events {
-    /// Show events of this Service: NAMESPACE/NAME
+    /// Show events of this Service: NAMESPACE/NAME or NAMESPACE/gateway/NAME
     #[arg(long, value_name = "SERVICE", value_parser = service)]
     service: Option<String>,
     /// Show events of the last 10m, 1h30m, ...
@@ -48,7 +48,9 @@ fn service(text: &str) -> Result<String, String> {
     let is_valid = text.split_once('/').is_some_and(|(namespace, name)| {
         is_name(namespace) && is_name(name.strip_prefix("gateway/").unwrap_or(name))
     });
-    is_valid.then(|| text.to_owned()).ok_or_else(|| "accepted: NAMESPACE/NAME".to_owned())
+    is_valid
+        .then(|| text.to_owned())
+        .ok_or_else(|| "accepted: NAMESPACE/NAME or NAMESPACE/gateway/NAME".to_owned())
 }
 
 fn since(text: &str) -> Result<SignedDuration, String> {

@@ -41,7 +41,7 @@ enum FlowsChange {
 /// Which flows.
 #[derive(Debug, Args)]
 struct Filter {
-    /// Flows of this Service: NAME or NAMESPACE/NAME, optionally with :PORT
+    /// Flows of this Service: NAME, NAMESPACE/NAME or NAMESPACE/gateway/NAME, optionally with :PORT
     #[arg(long, value_name = "SERVICE")]
     service: Option<ServiceName>,
     /// Flows to this backend: ADDRESS:PORT, or ADDRESS for all its ports

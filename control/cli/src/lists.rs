@@ -29,7 +29,7 @@ pub struct Named {
 /// Which Services are shown.
 #[derive(Debug, Args)]
 pub(super) struct Selection {
-    /// Names of Services, NAME or NAMESPACE/NAME; all if omitted
+    /// Names of Services, NAME, NAMESPACE/NAME or NAMESPACE/gateway/NAME; all if omitted
     names: Vec<String>,
     /// Show only this namespace
     #[arg(short, long, conflicts_with = "all_namespaces")]

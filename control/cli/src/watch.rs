@@ -35,7 +35,7 @@ pub(super) struct Selection {
     /// Packets that this interface received
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
-    /// Packets of this Service: NAME or NAMESPACE/NAME, optionally with :PORT
+    /// Packets of this Service: NAME, NAMESPACE/NAME or NAMESPACE/gateway/NAME, optionally with :PORT
     #[arg(long, value_name = "SERVICE")]
     service: Option<ServiceName>,
     /// Packets to or from this backend: ADDRESS:PORT, or ADDRESS for all its ports

@@ -41,7 +41,7 @@ pub(super) struct View {
     /// Number of Services to print; a terminal shows as many as fit
     #[arg(long, value_name = "N", default_value_t = 20)]
     rows: usize,
-    /// Show only this Service, NAME or NAMESPACE/NAME, and its backends
+    /// Show only this Service, NAME, NAMESPACE/NAME or NAMESPACE/gateway/NAME, and its backends
     #[arg(long, value_name = "SERVICE")]
     service: Option<String>,
 }
