@@ -60,10 +60,19 @@ pub struct RefusedObject {
     pub kind: &'static str,
     /// Namespace and name.
     pub key: ObjectKey,
-    /// The Service itself, or the Service that the endpoints belong to; `None` for other kinds.
+    /// The Service itself, the Service as which a Gateway is served, or the Service that the endpoints belong to; `None`
+    /// for other kinds.
     pub service: Option<ObjectKey>,
     /// Its errors (at least one), in file order.
     pub faults: Vec<Diagnostic>,
+}
+
+impl RefusedObject {
+    /// The key under which it is served when it's valid: that of a Service or a Gateway. `None` for other kinds.
+    #[must_use]
+    pub fn served_as(&self) -> Option<&ObjectKey> {
+        self.service.as_ref().filter(|_| matches!(self.kind, "Service" | "Gateway"))
+    }
 }
 
 /// A file whose last valid objects are kept because its current contents have errors.

@@ -642,7 +642,11 @@ fn refused_objects_are_listed_unless_an_earlier_version_is_in_use() {
     let a = dir.path().join("a.yaml");
     let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s, labels: {kubernetes.io/service-name: web}}\naddressType: IPv5\n";
     let twice = "apiVersion: v1\nkind: Service\nmetadata: {name: twice}\nspec: {ports: [{port: 80}], type: ClusterIP, type: NodePort}\n";
-    write(&a, &format!("{}---\n{slice}---\n{}---\n{twice}", service("web", 0), service("api", 80)));
+    let gateway = "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: edge}\nspec: {gatewayClassName: tidegate, listeners: [{name: y, port: 80, protocol: TCP}]}\n";
+    write(
+        &a,
+        &format!("{}---\n{slice}---\n{}---\n{twice}---\n{gateway}", service("web", 0), service("api", 80)),
+    );
     let watch = follow(dir.path()).unwrap();
     let first = watch.updates().borrow().clone();
     assert_eq!(names(&first.objects), ["api"]);
@@ -656,8 +660,12 @@ fn refused_objects_are_listed_unless_an_earlier_version_is_in_use() {
         listed
     };
     let row = |kind, name: &str, service: &str| (kind, name.to_owned(), Some(service.to_owned()));
-    let all =
-        [row("EndpointSlice", "s", "web"), row("Service", "twice", "twice"), row("Service", "web", "web")];
+    let all = [
+        row("EndpointSlice", "s", "web"),
+        row("Gateway", "edge", "gateway/edge"),
+        row("Service", "twice", "twice"),
+        row("Service", "web", "web"),
+    ];
     assert_eq!(listed(&first), all);
     write(&a, &service("web", 80));
     let good = wait(&watch, "a good state", |u| port_of(&u.objects, "web") == Some(80));

@@ -132,10 +132,12 @@ fn new<T>(object: &mut Arc<T>) -> &mut T {
     Arc::get_mut(object).expect("the object was just read and is not shared yet")
 }
 
-/// The Service itself, or the Service of the endpoints of an object of this kind.
+/// The Service itself, the Service as which a Gateway is served, or the Service of the endpoints of an object of this
+/// kind.
 pub(super) fn service_of(kind: &str, meta: &Metadata) -> Option<ObjectKey> {
     match kind {
         "Service" | "Endpoints" => Some(meta.key.clone()),
+        "Gateway" => Some(ObjectKey::of_gateway(&meta.key.namespace, &meta.key.name)),
         "EndpointSlice" => {
             let name = meta.labels.get(SERVICE_NAME_LABEL).filter(|name| !name.is_empty())?;
             Some(ObjectKey::new(meta.key.namespace.as_str(), name.as_str()))

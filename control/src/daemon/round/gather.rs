@@ -37,7 +37,7 @@ pub(in crate::daemon) struct Gatherer {
     pub(in crate::daemon) annotation_fault: Option<String>,
     /// The holders of the Leases of VIPs.
     pub(in crate::daemon) lease_holders: Arc<LeaseHolders>,
-    /// The Services that were refused in the last round because of an error in their manifest.
+    /// The Services and Gateways that were refused in the last round because of an error in their manifest.
     refused: BTreeSet<ObjectKey>,
 }
 
@@ -107,10 +107,8 @@ impl Gatherer {
         cluster.check_peers(manifests, given.allocations, settings);
         let mut mended = Vec::new();
         if given.are_kept_here {
-            let withheld = waiting(given.allocations, &manifests.refused);
-            settings.authority = Authority::Decides { withheld };
-            let refused = manifests.refused.iter().filter(|refused| refused.kind == "Service");
-            let refused = refused.map(|refused| refused.key.clone()).collect();
+            let refused = served_when_valid(&manifests.refused);
+            settings.authority = Authority::Decides { withheld: waiting(given.allocations, &refused) };
             mended.extend(std::mem::replace(&mut self.refused, refused));
             mended.retain(|key| !self.refused.contains(key) && manifests.objects.services.contains_key(key));
         }
@@ -131,13 +129,16 @@ impl Gathered<'_> {
     }
 }
 
+/// The refused Services and Gateways, by the keys under which they are served when they're valid.
+fn served_when_valid(refused: &[RefusedObject]) -> BTreeSet<ObjectKey> {
+    refused.iter().filter_map(RefusedObject::served_as).cloned().collect()
+}
+
 /// The addresses of Services that are refused because of an error in their manifest. No other Service may get them, so
 /// that the Service gets them back when the error is fixed.
-fn waiting(given: &Allocations, refused: &[RefusedObject]) -> BTreeSet<IpAddr> {
-    let refused = refused.iter().filter(|refused| refused.kind == "Service");
-    let holdings = refused.filter_map(|refused| {
-        given.by_service.get(&refused.key).or_else(|| given.of_removed.get(&refused.key))
-    });
+fn waiting(given: &Allocations, refused: &BTreeSet<ObjectKey>) -> BTreeSet<IpAddr> {
+    let holdings =
+        refused.iter().filter_map(|key| given.by_service.get(key).or_else(|| given.of_removed.get(key)));
     holdings.flat_map(Holdings::load_balancer).collect()
 }
 
@@ -157,14 +158,36 @@ mod tests {
             by_service: [owns("served", 1), owns("just-loaded", 2)].into_iter().collect(),
             of_removed: [owns("known-before", 3), owns("deleted", 4)].into_iter().collect(),
         };
-        let refused = |kind, name: &str| RefusedObject {
-            kind,
-            key: ObjectKey::new("shop", name),
-            service: None,
-            faults: Vec::new(),
-        };
+        let refused = |kind, name: &str| refused(kind, name, name);
         let all = ["just-loaded", "known-before", "never-seen"].map(|name| refused("Service", name));
-        assert_eq!(waiting(&given, &all), [address(2), address(3)].into());
-        assert_eq!(waiting(&given, &[refused("EndpointSlice", "served")]), [].into());
+        assert_eq!(waiting(&given, &served_when_valid(&all)), [address(2), address(3)].into());
+        let slice = served_when_valid(&[refused("EndpointSlice", "served")]);
+        assert_eq!(waiting(&given, &slice), [].into());
+    }
+
+    #[test]
+    fn addresses_of_refused_gateways_wait_for_them_too() {
+        let address = |n: u8| IpAddr::from([203, 0, 113, n]);
+        let owns =
+            |key: ObjectKey, n: u8| (key, Holdings::new("", vec![OwnedAddress::of_status(address(n))]));
+        let given = Allocations {
+            by_service: [owns(ObjectKey::of_gateway("shop", "just-loaded"), 1)].into_iter().collect(),
+            of_removed: [
+                owns(ObjectKey::of_gateway("shop", "known-before"), 2),
+                // A Service with the same name as a Gateway that was never served.
+                owns(ObjectKey::new("shop", "never-served"), 3),
+            ]
+            .into_iter()
+            .collect(),
+        };
+        let all = ["just-loaded", "known-before", "never-served"]
+            .map(|name| refused("Gateway", name, &format!("gateway/{name}")));
+        assert_eq!(waiting(&given, &served_when_valid(&all)), [address(1), address(2)].into());
+    }
+
+    /// A refused object of this name and Service.
+    fn refused(kind: &'static str, name: &str, service: &str) -> RefusedObject {
+        let service = Some(ObjectKey::new("shop", service));
+        RefusedObject { kind, key: ObjectKey::new("shop", name), service, faults: Vec::new() }
     }
 }
