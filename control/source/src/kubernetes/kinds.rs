@@ -3,6 +3,7 @@
 //! Each kind has an entry in [`KINDS`]. `source::manifest` decodes the fields, as for files. A new kind needs a decoder
 //! there, a field in [`Objects`], and an entry here.
 
+use tidegate_model::config::GatewayApi;
 use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_model::yaml::Node;
 
@@ -89,9 +90,12 @@ fn name(key: &ObjectKey) -> String {
     key.name.clone()
 }
 
-/// Selects slices like kube-proxy, and only those of a Service. Services are not selected by the API server: a Service
-/// that gets the label of another proxy would look deleted, and the status written to it would remain.
-const SLICES: &str =
+/// Selects slices of a Service, except those of other proxies. Slices of headless Services are included, because routes
+/// may name these Services. Services are not selected by the API server: a Service that gets the label of another proxy
+/// would look deleted, and the status written to it would remain.
+const SLICES: &str = "!service.kubernetes.io/service-proxy-name,kubernetes.io/service-name";
+/// Selects slices like kube-proxy. Without routes, those of headless Services aren't used, and there may be many.
+const SLICES_WITHOUT_HEADLESS: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name,kubernetes.io/service-name";
 /// Many other fields of a Node change every few minutes.
 const NODE: &[(&str, &[&str])] = &[("spec", &["podCIDR", "podCIDRs", "taints"]), ("status", &["addresses"])];
@@ -181,3 +185,10 @@ pub(super) const KINDS: &[Kind] = &[
 
 /// A kind, as an index in [`KINDS`].
 pub(super) type KindIndex = usize;
+
+const SLICE_WITHOUT_HEADLESS: &Kind = &Kind { labels: SLICES_WITHOUT_HEADLESS, ..KINDS[SLICE] };
+
+/// The kind at this index of [`KINDS`], with the objects that the configuration requires.
+pub(super) fn kind_for(index: KindIndex, gateway_api: GatewayApi) -> &'static Kind {
+    if index == SLICE && !gateway_api.is_read() { SLICE_WITHOUT_HEADLESS } else { &KINDS[index] }
+}

@@ -53,7 +53,7 @@ use first_end::first_end;
 use health_probe::HealthProbe;
 use history::Epoch;
 use hub::Hub;
-use kinds::{KINDS, Kind, KindIndex, SERVICE, SLICE};
+use kinds::{KINDS, Kind, KindIndex, SERVICE, SLICE, kind_for};
 use reflect::{Event, Reflector, Shared};
 use slice_budget::Slices;
 use tuning::Tuning;
@@ -124,7 +124,8 @@ impl KubernetesSource {
             states,
             to_save,
         );
-        for (index, kind) in KINDS.iter().enumerate() {
+        for index in 0..KINDS.len() {
+            let kind = kind_for(index, config.gateway_api);
             if !is_watched(config, kind) {
                 hub.leave_out(index);
                 continue;
@@ -134,7 +135,7 @@ impl KubernetesSource {
                 SLICE => refit.clone(),
                 _ => Arc::default(),
             };
-            tasks.push(Box::pin(Reflector::new(index, shared.clone(), refresh).run()));
+            tasks.push(Box::pin(Reflector::new(index, kind, shared.clone(), refresh).run()));
         }
         let task = tokio::spawn(run(hub, received, disk, connector.clone(), tasks)).abort_handle();
         Self { updates: updated, state, connector, retry_now, refresh, saves, task }
@@ -300,7 +301,8 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
     let requests = wire::Requests { connection: &connection, wait: tuning.response };
     let (mut objects, mut report) = (Objects::default(), Report::new());
     objects.api_servers.clone_from(&connector.addresses());
-    for kind in KINDS.iter().filter(|kind| is_watched(config, kind)) {
+    let kinds = (0..KINDS.len()).map(|index| kind_for(index, config.gateway_api));
+    for kind in kinds.filter(|kind| is_watched(config, kind)) {
         let budget = (kind.name == KINDS[SLICE].name).then(|| SliceBudget::new(config.endpoint_slices_mib));
         let listed = reflect::list_all(requests, kind, budget);
         let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {

@@ -12,6 +12,7 @@ use tidegate_model::yaml::{Entry, Node, Value};
 
 use super::kinds::{KINDS, Kind, SLICE};
 use crate::manifest::{self, Object, stored};
+use crate::slices;
 
 /// The fields of `metadata` that are kept. `resourceVersion` is stored beside the object.
 const METADATA: [&str; 10] = [
@@ -69,7 +70,7 @@ impl Content {
     /// A copy of an EndpointSlice without its endpoints; any other object unchanged.
     pub(super) fn left_out(&self, why: NotKept) -> Self {
         let Some(slice) = self.slice() else { return self.clone() };
-        let slice = slice.left_out(why);
+        let slice = slices::left_out(slice, why);
         let json = serde_json::to_vec(&json_of(&slice)).unwrap_or_default();
         Self(Arc::new((json.into(), Some(Object::EndpointSlice(Arc::new(slice))))))
     }

@@ -25,11 +25,11 @@ use tokio::time::Instant;
 use super::connect::{Connection, Connector};
 use super::health_probe::HealthProbe;
 use super::history::{Epoch, InHistory, Newest, Point};
-use super::kinds::{KINDS, Kind, KindIndex, SLICE};
+use super::kinds::{Kind, KindIndex, SLICE};
 use super::object::{Received, version_number};
 use super::tuning::Tuning;
 use super::wire::{Fault, PAGES, Requests, WatchEvent};
-use crate::slices::{SharedBudget, SliceBudget, locked};
+use crate::slices::{SharedBudget, SliceBudget, locked, owner};
 
 /// An event of one kind, from a reflector to the hub.
 #[derive(Debug)]
@@ -102,9 +102,10 @@ enum End {
 }
 
 impl Reflector {
-    pub(super) fn new(index: KindIndex, shared: Shared, refresh: Arc<Notify>) -> Self {
+    /// Reads the kind at this index of [`KINDS`](super::kinds::KINDS).
+    pub(super) fn new(index: KindIndex, kind: &'static Kind, shared: Shared, refresh: Arc<Notify>) -> Self {
         let backoff = Backoff::new(shared.tuning.backoff_first, shared.tuning.backoff_max);
-        let (kind, cluster) = (&KINDS[index], String::new());
+        let cluster = String::new();
         Self { index, kind, shared, refresh, backoff, cluster, newest: None, reached: 0, lost: None }
     }
 
@@ -449,7 +450,7 @@ pub(super) fn leave_out(budget: &mut SliceBudget, items: &mut [Received], from: 
     let changed: BTreeSet<ObjectKey> = budget.decide().into_iter().collect();
     for (at, item) in items.iter_mut().enumerate() {
         let Some(slice) = item.content.slice().filter(|slice| slice.left_out.is_none()) else { continue };
-        let Some(service) = slice.service().filter(|service| at >= from || changed.contains(service)) else {
+        let Some(service) = owner(slice).filter(|service| at >= from || changed.contains(service)) else {
             continue;
         };
         if let Some(why) = budget.not_kept(&service) {

@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use tidegate_model::objects::{EndpointSlice, NotKept, ObjectKey};
 use tokio::sync::Notify;
 
-use crate::slices::{SharedBudget, SliceBudget, locked};
+use crate::slices::{SharedBudget, SliceBudget, locked, owner};
 
 /// The EndpointSlices of the hub, with their budget.
 pub(super) struct Slices {
     pub(super) budget: SharedBudget,
     /// Requests a list of all slices.
     pub(super) refit: Arc<Notify>,
-    /// Services that the next [`decide`](Self::decide) may change: one of their slices was published, and is left out
-    /// or may have to be.
+    /// [Owners](owner) that the next [`decide`](Self::decide) may change: one of their slices was published, and is
+    /// left out or may have to be.
     touched: BTreeSet<ObjectKey>,
     /// Slices that fit again and must be read.
     awaited: BTreeSet<ObjectKey>,
@@ -40,7 +40,7 @@ impl Slices {
 
     /// Why the endpoints of a slice are not kept, according to the last decision.
     pub(super) fn not_kept(&self, slice: &EndpointSlice) -> Option<NotKept> {
-        locked(&self.budget).not_kept(&slice.service()?)
+        locked(&self.budget).not_kept(&owner(slice)?)
     }
 
     /// Records the current state of a slice, or with `None` its removal.

@@ -12,6 +12,7 @@ use tidegate_model::yaml::{Node, Sheet};
 use super::kinds::KINDS;
 use super::object::Received;
 use crate::manifest::Object;
+use crate::slices;
 
 /// Decodes an AddressPool, and returns it with its faults.
 pub fn address_pool_of(document: &Node) -> (Option<Arc<AddressPool>>, Report) {
@@ -66,6 +67,7 @@ pub fn received(yaml: &str) -> (Objects, Report) {
             (kind.put)(&mut objects, &object.meta().key, object);
         }
     }
+    slices::remove_unused(&mut objects);
     assert_eq!(sheet.errors(), 0, "{}", sheet.into_report());
     (objects, report)
 }

@@ -27,17 +27,15 @@ const ADDRESSES_MAX: usize = 100;
 /// The maximum number of zone hints, and of node hints, of an endpoint.
 const HINTS_MAX: usize = 8;
 
-/// Labels of slices that the gateway doesn't serve: those of a headless Service, or of a Service that belongs to
-/// another proxy.
-const NOT_FOR_PROXIES: [&str; 2] =
-    ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
+/// The label of slices that the gateway doesn't read, because their Service belongs to another proxy.
+const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 
 pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let types = [AddressType::V4, AddressType::V6, AddressType::Fqdn].map(|known| (known.as_str(), known));
     let address_type = object.required("addressType", "IPv4, IPv6, FQDN").and_then(|f| f.one_of(&types));
     let address_type = address_type.unwrap_or(AddressType::Unknown);
     // Watches filter these out (docs/kubernetes.md, section 2). In a file, they must be filtered here.
-    if NOT_FOR_PROXIES.iter().any(|label| meta.labels.contains_key(*label)) {
+    if meta.labels.contains_key(OTHER_PROXY) {
         object.allow(&["ports", "endpoints"]);
         return None;
     }

@@ -30,6 +30,7 @@ use tidegate_model::objects::gateway_api::API_VERSION;
 use tidegate_model::yaml::{Field, Fields, Node, Position, Sheet, Unknown, Value, text};
 
 use crate::RefusedObject;
+use crate::slices::is_headless;
 use object::service_of;
 
 pub(crate) use object::Object;
@@ -199,7 +200,13 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, gateway_api: GatewayApi,
         service: service_of(kind, &meta),
         faults: Vec::new(),
     };
-    let object = read(&fields, meta);
+    // Only routes use the slices of headless Services.
+    let object = if kind == "EndpointSlice" && is_headless(&meta) && !gateway_api.is_read() {
+        fields.allow(&["addressType", "ports", "endpoints"]);
+        None
+    } else {
+        read(&fields, meta)
+    };
     // Few fields of Pods and Nodes are read; other fields are not a fault.
     let open = matches!(kind, "Pod" | "Node" | "Namespace");
     fields.finish(if open { Unknown::Ignored } else { Unknown::Warned });

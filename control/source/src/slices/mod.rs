@@ -9,6 +9,9 @@
 //!    same for all namespaces and as high as possible. A namespace below the level loses nothing. In a namespace above
 //!    it, the newest Services (by their oldest slice) lose theirs, until the rest fits.
 //!
+//! Slices of headless Services, which only routes use, get the memory that the others leave, in the same way. So they
+//! never affect a Service that isn't headless.
+//!
 //! A Service loses all of its slices or none. For a slice that is left out, the gateway records only that it exists and
 //! how much it lists ([`EndpointSlice::left_out`]), so that the decision can be repeated.
 //!
@@ -21,7 +24,58 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use jiff::Timestamp;
 use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_model::fair_share::fair_share;
-use tidegate_model::objects::{ENDPOINTS_MAX, EndpointSlice, NotKept, ObjectKey, Objects};
+use tidegate_model::objects::{ENDPOINTS_MAX, EndpointSlice, Metadata, NotKept, ObjectKey, Objects};
+
+/// The label of the slices of headless Services.
+const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+/// Precedes the name of a Service for its slices with [`HEADLESS_LABEL`], which count apart from the others. No Service
+/// has such a name, because names contain no slash.
+const HEADLESS_PREFIX: &str = "headless/";
+
+/// Whether the metadata are those of a slice of a headless Service.
+pub(crate) fn is_headless(slice: &Metadata) -> bool {
+    slice.labels.contains_key(HEADLESS_LABEL)
+}
+
+/// Whether the gateway uses a slice. One with the label of headless Services is used only if its Service is headless:
+/// other Services must have the same endpoints as with kube-proxy, which skips all slices with this label.
+pub(crate) fn is_used(slice: &EndpointSlice, objects: &Objects) -> bool {
+    !is_headless(&slice.meta) || slice.service().is_some_and(|key| is_headless_service(&key, objects))
+}
+
+/// Whether the Service exists and is headless.
+pub(crate) fn is_headless_service(key: &ObjectKey, objects: &Objects) -> bool {
+    objects.services.get(key).is_some_and(|service| service.headless)
+}
+
+/// Removes the slices that the gateway doesn't use.
+pub(crate) fn remove_unused(objects: &mut Objects) {
+    let unused = objects.endpoint_slices.iter().filter(|(_, slice)| !is_used(slice, objects));
+    let unused: Vec<ObjectKey> = unused.map(|(key, _)| key.clone()).collect();
+    for key in unused {
+        objects.endpoint_slices.remove(&key);
+    }
+}
+
+/// The Service that a slice counts for in the budget; `None` if it has none.
+pub(crate) fn owner(slice: &EndpointSlice) -> Option<ObjectKey> {
+    let service = slice.service()?;
+    Some(if is_headless(&slice.meta) { headless_owner(&service) } else { service })
+}
+
+/// What the slices of a headless Service count for in the budget.
+pub(crate) fn headless_owner(service: &ObjectKey) -> ObjectKey {
+    ObjectKey::new(service.namespace.as_str(), format!("{HEADLESS_PREFIX}{}", service.name))
+}
+
+/// A slice without its endpoints. It keeps the label of headless Services.
+pub(crate) fn left_out(slice: &EndpointSlice, why: NotKept) -> EndpointSlice {
+    let mut left_out = slice.left_out(why);
+    if let Some(value) = slice.meta.labels.get(HEADLESS_LABEL) {
+        left_out.meta.labels.insert(HEADLESS_LABEL.to_owned(), value.clone());
+    }
+    left_out
+}
 
 /// The maximum number of Services that a message names.
 const NAMED_MAX: usize = 3;
@@ -31,18 +85,28 @@ const NAMED_MAX: usize = 3;
 pub(crate) struct SliceBudget {
     bytes_max: usize,
     namespaces: BTreeMap<String, OfNamespace>,
-    /// The Service of each slice; an empty name if it has none.
+    /// The name of the [`owner`] of each slice; empty if it has none.
     services: HashMap<ObjectKey, String>,
     /// The namespaces that changed since the last decision.
     changed: BTreeSet<String>,
     /// The bytes that a namespace may keep, according to the last decision.
-    level: usize,
+    levels: Levels,
+}
+
+/// The bytes that a namespace may keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Levels {
+    ordinary: usize,
+    /// For the slices of headless Services.
+    headless: usize,
 }
 
 #[derive(Debug, Clone, Default)]
 struct OfNamespace {
     /// The bytes of the Services that don't list too many endpoints.
     bytes: usize,
+    /// The bytes of headless Services, likewise.
+    headless_bytes: usize,
     services: BTreeMap<String, OfService>,
     /// The Services that lose their slices, according to the last decision.
     not_kept: BTreeMap<String, NotKept>,
@@ -89,25 +153,36 @@ impl OfService {
 }
 
 impl OfNamespace {
-    /// The Services that lose their slices if the namespace may keep up to `level` bytes.
-    fn services_over(&self, level: usize) -> BTreeMap<String, NotKept> {
-        let (large, others): (Vec<_>, Vec<_>) =
-            self.services.iter().partition(|(_, service)| service.is_too_large());
+    /// The Services that lose their slices if the namespace may keep up to `levels`.
+    fn services_over(&self, levels: Levels) -> BTreeMap<String, NotKept> {
+        let large = self.services.iter().filter(|(_, service)| service.is_too_large());
         let mut not_kept: BTreeMap<String, NotKept> =
-            large.into_iter().map(|(name, _)| (name.clone(), NotKept::TooManyEndpoints)).collect();
-        if self.bytes <= level {
-            return not_kept;
-        }
-        let mut others: Vec<_> = others.into_iter().map(|(name, of)| (of.seniority(), name, of)).collect();
-        others.sort_unstable_by(|a, b| (&a.0, a.1).cmp(&(&b.0, b.1)));
-        let mut bytes = self.bytes;
-        while bytes > level
-            && let Some((_, name, service)) = others.pop()
+            large.map(|(name, _)| (name.clone(), NotKept::TooManyEndpoints)).collect();
+        for (headless, mut bytes, level) in
+            [(false, self.bytes, levels.ordinary), (true, self.headless_bytes, levels.headless)]
         {
-            bytes -= service.counted();
-            not_kept.insert(name.clone(), NotKept::NamespaceShare);
+            if bytes <= level {
+                continue;
+            }
+            let others = self.services.iter().filter(|(name, service)| {
+                !service.is_too_large() && name.starts_with(HEADLESS_PREFIX) == headless
+            });
+            let mut others: Vec<_> = others.map(|(name, of)| (of.seniority(), name, of)).collect();
+            others.sort_unstable_by(|a, b| (&a.0, a.1).cmp(&(&b.0, b.1)));
+            while bytes > level
+                && let Some((_, name, service)) = others.pop()
+            {
+                bytes -= service.counted();
+                not_kept.insert(name.clone(), NotKept::NamespaceShare);
+            }
         }
         not_kept
+    }
+
+    /// The Services that lose their slices. The headless ones are left out: there is a finding about each that a route
+    /// names.
+    fn reported(&self) -> impl Iterator<Item = &String> {
+        self.not_kept.keys().filter(|name| !name.starts_with(HEADLESS_PREFIX))
     }
 }
 
@@ -120,7 +195,7 @@ impl SliceBudget {
             namespaces: BTreeMap::new(),
             services: HashMap::new(),
             changed: BTreeSet::new(),
-            level: usize::MAX,
+            levels: Levels { ordinary: usize::MAX, headless: usize::MAX },
         }
     }
 
@@ -143,7 +218,7 @@ impl SliceBudget {
             });
         }
         let Some(slice) = slice else { return };
-        let service = slice.service().map_or_else(String::new, |service| service.name);
+        let service = owner(slice).map_or_else(String::new, |owner| owner.name);
         let charge = Charge {
             bytes: slice.size(),
             endpoints: slice.endpoint_count(),
@@ -162,7 +237,9 @@ impl SliceBudget {
         let of = namespace.services.entry(service.to_owned()).or_default();
         let before = of.counted();
         change(of);
-        namespace.bytes = namespace.bytes - before + of.counted();
+        let is_headless = service.starts_with(HEADLESS_PREFIX);
+        let bytes = if is_headless { &mut namespace.headless_bytes } else { &mut namespace.bytes };
+        *bytes = *bytes - before + of.counted();
         if of.slices.is_empty() {
             namespace.services.remove(service);
         }
@@ -171,21 +248,25 @@ impl SliceBudget {
         }
     }
 
-    /// Decides again. Returns the Services whose result changed.
+    /// Decides again. Returns the [`owner`]s whose result changed.
     pub(crate) fn decide(&mut self) -> Vec<ObjectKey> {
         if self.changed.is_empty() {
             return Vec::new();
         }
-        let bytes = self.namespaces.values().map(|namespace| namespace.bytes);
-        let level = fair_share(bytes.collect(), self.bytes_max);
-        let (lower, moved) = (level.min(self.level), level != self.level);
+        let levels = self.levels();
+        let lower = Levels {
+            ordinary: levels.ordinary.min(self.levels.ordinary),
+            headless: levels.headless.min(self.levels.headless),
+        };
+        let moved = levels != self.levels;
         let mut changed_services = Vec::new();
         for (name, namespace) in &mut self.namespaces {
-            let may_differ = self.changed.contains(name) || (moved && namespace.bytes > lower);
+            let is_over = namespace.bytes > lower.ordinary || namespace.headless_bytes > lower.headless;
+            let may_differ = self.changed.contains(name) || (moved && is_over);
             if !may_differ {
                 continue;
             }
-            let not_kept = namespace.services_over(level);
+            let not_kept = namespace.services_over(levels);
             if not_kept == namespace.not_kept {
                 continue;
             }
@@ -195,34 +276,46 @@ impl SliceBudget {
             changed_services.extend(differing.map(|service| ObjectKey::new(name.as_str(), service.as_str())));
             namespace.not_kept = not_kept;
         }
-        self.level = level;
+        self.levels = levels;
         self.changed.clear();
         self.namespaces.retain(|_, namespace| !namespace.services.is_empty());
         changed_services
     }
 
-    /// Why the slices of a Service are not kept, according to the last decision.
+    /// The bytes that a namespace may keep now.
+    fn levels(&self) -> Levels {
+        let of_all = |bytes: fn(&OfNamespace) -> usize| -> Vec<usize> {
+            self.namespaces.values().map(bytes).collect()
+        };
+        let bytes = of_all(|namespace| namespace.bytes);
+        let ordinary = fair_share(bytes.clone(), self.bytes_max);
+        let kept: usize = bytes.into_iter().map(|bytes| bytes.min(ordinary)).sum();
+        let left = self.bytes_max.saturating_sub(kept);
+        Levels { ordinary, headless: fair_share(of_all(|namespace| namespace.headless_bytes), left) }
+    }
+
+    /// Why the slices of an [`owner`] are not kept, according to the last decision.
     pub(crate) fn not_kept(&self, service: &ObjectKey) -> Option<NotKept> {
         self.namespaces.get(&service.namespace)?.not_kept.get(&service.name).copied()
     }
 
-    /// The Service that a slice counts for.
+    /// The [`owner`] of a slice.
     pub(crate) fn service_of(&self, slice: &ObjectKey) -> Option<ObjectKey> {
         let service = self.services.get(slice)?;
         Some(ObjectKey::new(slice.namespace.as_str(), service.as_str()))
     }
 
-    /// The slices that count for a Service.
+    /// The slices of an [`owner`].
     pub(crate) fn slices_of(&self, service: &ObjectKey) -> Vec<ObjectKey> {
         let of = self.namespaces.get(&service.namespace).and_then(|n| n.services.get(&service.name));
         let names = of.into_iter().flat_map(|of| of.slices.keys());
         names.map(|name| ObjectKey::new(service.namespace.as_str(), name.as_str())).collect()
     }
 
-    /// The number of slices that are not kept, according to the last decision.
+    /// The number of slices that are not kept, according to the last decision, without those of headless Services.
     pub(crate) fn count_not_kept(&self) -> usize {
         let count = |namespace: &OfNamespace| {
-            let services = namespace.not_kept.keys().filter_map(|name| namespace.services.get(name));
+            let services = namespace.reported().filter_map(|name| namespace.services.get(name));
             services.map(|service| service.slices.len()).sum::<usize>()
         };
         self.namespaces.values().map(count).sum()
@@ -230,11 +323,10 @@ impl SliceBudget {
 
     /// The report about each namespace whose slices are not all kept.
     pub(crate) fn faults(&self) -> impl Iterator<Item = (&str, Diagnostic)> {
-        let not_kept = self.namespaces.iter().filter(|(_, of)| !of.not_kept.is_empty());
+        let not_kept = self.namespaces.iter().filter(|(_, of)| of.reported().next().is_some());
         not_kept.map(|(namespace, of)| {
-            let services = of.not_kept.keys();
-            let count = services.len();
-            let named: Vec<&str> = services.take(NAMED_MAX).map(String::as_str).collect();
+            let count = of.reported().count();
+            let named: Vec<&str> = of.reported().take(NAMED_MAX).map(String::as_str).collect();
             let more = if count > NAMED_MAX { ", ..." } else { "" };
             let what = format!(
                 "the EndpointSlices of {count} Services of namespace {namespace} exceed a limit, so their endpoints are \
@@ -251,20 +343,21 @@ impl SliceBudget {
     }
 }
 
-/// Removes the endpoints of slices that are not kept, and reports that. Returns the number of these slices.
+/// Removes the endpoints of slices that are not kept, and reports that. Also removes slices that the gateway doesn't
+/// use. Returns [`SliceBudget::count_not_kept`].
 pub(crate) fn leave_out(objects: &mut Objects, mib: u32, report: &mut Report) -> usize {
     let budget = SliceBudget::of(mib, objects);
     let not_kept = |(key, slice): (&ObjectKey, &Arc<EndpointSlice>)| {
         let why = budget.not_kept(&budget.service_of(key)?)?;
-        Some((key.clone(), Arc::new(slice.left_out(why))))
+        Some((key.clone(), Arc::new(left_out(slice, why))))
     };
     let not_kept: Vec<_> = objects.endpoint_slices.iter().filter_map(not_kept).collect();
-    let count = not_kept.len();
     for (key, slice) in not_kept {
         objects.endpoint_slices.insert(key, slice);
     }
+    remove_unused(objects);
     report.extend(budget.faults().map(|(_, fault)| fault));
-    count
+    budget.count_not_kept()
 }
 
 #[cfg(test)]

@@ -95,6 +95,42 @@ fn only_the_newest_services_of_a_namespace_above_its_share_lose() {
     assert_eq!(services(&budget.decide()), ["greedy/s3"]);
 }
 
+#[test]
+fn headless_services_get_only_the_memory_that_the_others_leave() {
+    let headless = |namespace: &str, service: &str, count: usize, created: i64| {
+        let mut slice = slice(namespace, service, 0, count, created);
+        slice.meta.key.name.push_str("-headless");
+        slice.meta.labels.insert(HEADLESS_LABEL.to_owned(), String::new());
+        slice
+    };
+    let not_kept = |budget: &SliceBudget, namespace: &str, service: &str| {
+        budget.not_kept(&headless_owner(&ObjectKey::new(namespace, service)))
+    };
+    let mut budget = SliceBudget::new(1);
+    // Each is about 300 KiB.
+    put(&mut budget, &headless("shop", "old", 600, 0));
+    put(&mut budget, &headless("shop", "new", 600, 1));
+    put(&mut budget, &headless("other", "db", 600, 2));
+    assert_eq!(budget.decide(), []);
+    for n in 0..2 {
+        put(&mut budget, &slice("shop", &format!("web{n}"), 0, 600, 9));
+    }
+    budget.decide();
+    assert!((0..2).all(|n| budget.not_kept(&ObjectKey::new("shop", format!("web{n}"))).is_none()));
+    assert_eq!(not_kept(&budget, "shop", "old"), Some(NotKept::NamespaceShare));
+    assert_eq!(not_kept(&budget, "shop", "new"), Some(NotKept::NamespaceShare));
+    // The findings about routes name them.
+    assert_eq!((budget.count_not_kept(), budget.faults().count()), (0, 0));
+    // They fit again when the others are deleted. A slice that was left out still counts as headless.
+    let left = left_out(&headless("shop", "old", 600, 0), NotKept::NamespaceShare);
+    put(&mut budget, &left);
+    for n in 0..2 {
+        budget.set(&ObjectKey::new("shop", format!("web{n}-0")), None);
+    }
+    budget.decide();
+    assert_eq!((not_kept(&budget, "shop", "old"), not_kept(&budget, "shop", "new")), (None, None));
+}
+
 proptest! {
     #[test]
     fn the_decision_depends_on_the_slices_alone_and_is_fair(

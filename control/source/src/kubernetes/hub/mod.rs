@@ -34,7 +34,8 @@ use super::save::Saver;
 use super::slice_budget::Slices;
 use super::tuning::Tuning;
 use super::wire::WatchEvent;
-use crate::slices::locked;
+use crate::manifest::Object;
+use crate::slices::{self, locked};
 use crate::{SourceState, SourceUpdate};
 use faults::Faults;
 use publication::Publication;
@@ -108,7 +109,13 @@ impl Hub {
     pub(super) fn load(&mut self, saved: Saved) {
         let Saved { server, confirmed, points, objects } = saved;
         let mut by_kind: Vec<Vec<SavedObject>> = KINDS.iter().map(|_| Vec::new()).collect();
-        objects.into_iter().for_each(|object| by_kind[object.kind].push(object));
+        for object in objects {
+            // The gateway may have read the slices of headless Services with another configuration.
+            let slice = object.received.content.slice();
+            if self.gateway_api.is_read() || !slice.is_some_and(|slice| slices::is_headless(&slice.meta)) {
+                by_kind[object.kind].push(object);
+            }
+        }
         self.state.server = server;
         self.confirmed = Some(confirmed);
         self.state.now.last_sync = Timestamp::try_from(confirmed).ok();
@@ -395,7 +402,7 @@ impl Hub {
         self.saver.changed(now);
     }
 
-    /// Updates the published object of a key.
+    /// Updates the published object of a key. For a Service that becomes headless, or no longer is, also its slices.
     fn update_object(&mut self, index: KindIndex, key: &ObjectKey) {
         let kind = &KINDS[index];
         let current = self.stores[index].retain.current(key);
@@ -405,9 +412,18 @@ impl Hub {
         if index == SLICE {
             self.slices.published(key, current.and_then(Content::slice));
         }
+        let is_headless = |objects: &Objects| index == SERVICE && slices::is_headless_service(key, objects);
+        let was_headless = is_headless(&self.objects);
         match current.and_then(Content::object) {
+            Some(Object::EndpointSlice(slice)) if !slices::is_used(slice, &self.objects) => {
+                (kind.remove)(&mut self.objects, key);
+            }
             Some(object) => (kind.put)(&mut self.objects, key, object),
             None => (kind.remove)(&mut self.objects, key),
+        }
+        if was_headless != is_headless(&self.objects) {
+            let of_service = locked(&self.slices.budget).slices_of(&slices::headless_owner(key));
+            of_service.iter().for_each(|slice| self.update_object(SLICE, slice));
         }
     }
 

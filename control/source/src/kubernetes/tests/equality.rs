@@ -16,9 +16,7 @@ fn is_watched(object: &Value) -> bool {
     let label = |key: &str| object["metadata"]["labels"].get(key).is_some();
     match object["kind"].as_str() {
         Some("EndpointSlice") => {
-            !label("service.kubernetes.io/service-proxy-name")
-                && !label("service.kubernetes.io/headless")
-                && label("kubernetes.io/service-name")
+            !label("service.kubernetes.io/service-proxy-name") && label("kubernetes.io/service-name")
         }
         _ => true,
     }
@@ -294,11 +292,12 @@ proptest! {
 
     #[test]
     fn both_sources_give_the_same_result_for_the_same_objects(objects in objects(), files in 1_usize..4) {
-        let (all, refused) = through_the_api(&objects);
+        let (mut all, refused) = through_the_api(&objects);
         let (directory, report) = through_a_directory(&objects, files);
         let of_kind = |kind: &str| objects.iter().filter(|o| o["kind"] == kind && is_watched(o)).count();
         prop_assert_eq!(all.services.len(), of_kind("Service"), "none is refused");
         prop_assert_eq!(all.endpoint_slices.len(), of_kind("EndpointSlice"), "none is refused");
+        crate::slices::remove_unused(&mut all);
         let api = accepted_by(&directory, &all);
         prop_assert_eq!(&api, &without_locations(&directory));
         let (named, placed) = (faults(&refused), faults(&report));

@@ -2,6 +2,7 @@
 
 use test_apiserver::Fault;
 use tidegate_model::config::GatewayApi;
+use tidegate_model::objects::EndpointIndex;
 
 use super::*;
 use crate::directory::DirectorySource;
@@ -224,4 +225,77 @@ async fn both_sources_give_equal_objects() {
     assert_eq!(objects.tcp_routes, update.objects.tcp_routes);
     assert_eq!(objects.udp_routes, update.objects.udp_routes);
     assert_eq!(objects.reference_grants, update.objects.reference_grants);
+}
+
+/// A headless Service, without its slice.
+fn headless(name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\n\
+         spec: {{clusterIP: None, ports: [{{port: 80, targetPort: 8080}}]}}\n"
+    )
+}
+
+/// A slice with the label of headless Services.
+fn headless_slice(name: &str, endpoint: &str) -> String {
+    slice(name, endpoint).replace("labels: {", "labels: {service.kubernetes.io/headless: '', ")
+}
+
+/// The names of the slices.
+fn slices(objects: &Objects) -> Vec<&str> {
+    objects.endpoint_slices.keys().map(|key| key.name.as_str()).collect()
+}
+
+#[tokio::test]
+async fn slices_of_headless_services_are_read_for_routes() {
+    let world = World::new();
+    world.apply_web();
+    world.server.apply(&headless_slice("web", "10.0.1.9").replace("web-1", "web-2")).expect("legal");
+    world.server.apply(&headless("db")).expect("legal");
+    world.server.apply(&headless_slice("db", "10.0.2.1")).expect("legal");
+    world.server.apply(&headless_slice("late", "10.0.3.1")).expect("legal");
+    let source = world.start();
+    let update = until(&source, "the first state", |_| true).await;
+    assert_eq!(slices(&update.objects), ["db-1", "web-1"]);
+    let index = EndpointIndex::new(&update.objects);
+    let resolved = index.resolve(service(&update, "db").expect("it exists"));
+    assert_eq!(resolved.ports[0].endpoints.len(), 1);
+    let config = world.config.clone();
+    let (once, _) = tokio::task::spawn_blocking(move || load(&config, "edge")).await.expect("it ends");
+    assert_eq!(slices(&once), ["db-1", "web-1"]);
+
+    world.server.apply(&headless("late")).expect("legal");
+    let is_read = |u: &SourceUpdate| endpoints(u, "late-1") == ["10.0.3.1"];
+    until(&source, "the slice of a Service that was created later", is_read).await;
+    world.server.delete("v1", "Service", "shop", "late");
+    until(&source, "the slice to be unused", |u| slices(&u.objects) == ["db-1", "web-1"]).await;
+    source.save().await;
+    drop(source);
+
+    // Without routes, nothing uses them, not even those on disk.
+    let disabled = KubernetesConfig { gateway_api: GatewayApi::Disabled, ..world.config.clone() };
+    world.server.forget_requests();
+    let source = KubernetesSource::start_with(&disabled, "edge", quick());
+    until_state(&source, "a connection", |s| s.connected).await;
+    let update = until(&source, "a state", |_| true).await;
+    assert_eq!((slices(&update.objects), update.report.len()), (vec!["web-1"], 0));
+    let requests = world.server.requests();
+    let mut of_slices = requests.iter().filter(|request| request.path.ends_with("/endpointslices"));
+    assert!(of_slices.all(|request| request.query.contains("headless")));
+}
+
+#[test]
+fn slices_of_headless_services_are_read_from_a_directory_for_routes() {
+    let files = tempfile::tempdir().expect("a directory");
+    let text = [
+        manifest("web", "10.0.1.1"),
+        headless_slice("web", "10.0.1.9").replace("web-1", "web-2"),
+        headless("db"),
+        headless_slice("db", "10.0.2.1"),
+    ];
+    std::fs::write(files.path().join("objects.yaml"), text.join("---\n")).expect("a file");
+    let read = |gateway_api| DirectorySource::load_within(files.path(), 512, gateway_api);
+    let (objects, report) = read(GatewayApi::Auto);
+    assert_eq!((slices(&objects), report.len()), (vec!["db-1", "web-1"], 0), "{report}");
+    let (objects, report) = read(GatewayApi::Disabled);
+    assert_eq!((slices(&objects), report.len()), (vec!["web-1"], 0), "{report}");
 }
