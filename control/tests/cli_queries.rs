@@ -212,15 +212,17 @@ impl AdminBackend for Daemon {
         if self.service_lists.fetch_add(1, Ordering::Relaxed) > 0 {
             services[1].pending = None;
         }
-        let finding = FindingView {
-            object: "default/web".into(),
+        let finding = |object: &str, message: &str| FindingView {
+            object: object.into(),
             reason: "InvalidValue".into(),
             severity: "warning".into(),
             location: None,
-            message: "a weight of 0".into(),
+            message: message.into(),
             accepted: None,
         };
-        ServicesAnswer { services, findings: vec![finding] }
+        let findings =
+            vec![finding("default/web", "a weight of 0"), finding("default/gateway/web", "no such class")];
+        ServicesAnswer { services, findings }
     }
 
     fn backends(&self) -> BackendsAnswer {
@@ -769,6 +771,16 @@ fn describe_shows_all_that_is_known_about_one_object() {
         (code, err.as_str()),
         (1, "Error from gateway (NotFound): services \"other/web\" not found\n")
     );
+    assert!(!service.contains("no such class"), "{service}");
+    // A Gateway that isn't accepted has findings, but isn't among the Services.
+    let gateway = lab.shown("describe service default/gateway/web");
+    for part in
+        ["Name:            gateway/web\n", "Status:          NotServed\n", "no such class", "Events:\n"]
+    {
+        assert!(gateway.contains(part), "{part} in\n{gateway}");
+    }
+    assert_eq!(lab.json("describe service gateway/web -o json")["gateway"]["name"], "gateway/web");
+    assert_eq!(lab.run("describe service default/gateway/api").0, 1);
     let backend = lab.shown("describe backend 10.0.0.1:8080");
     assert!(backend.contains("Pod:             default/web-1\n"), "{backend}");
     assert!(backend.contains("default/web:http   established   2"), "{backend}");

@@ -12,8 +12,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tidegate_admin_api::{
     BackendName, BackendRow, BackendViewState, Client, EventObject, EventObjectKind, EventRow,
-    EventsSelection, FindingView, FlowRow, FlowsQuery, LIMIT_MAX, PoolView, ServiceView, Status,
+    EventsSelection, FindingView, FlowRow, FlowsQuery, LIMIT_MAX, PoolView, ServiceView, ServicesAnswer,
+    Status,
 };
+use tidegate_model::objects::ObjectKey;
 
 use super::args::Common;
 use super::failure::Failure;
@@ -143,24 +145,23 @@ impl Describe {
     }
 }
 
-/// The Services with this name: several if the namespace is not given.
+/// The Services and Gateways with this name: several if the namespace is not given.
 async fn services(client: &Client, name: &str) -> Result<Vec<Description>, Failure> {
     let answer = client.services().await?;
     let found = answer.services.iter().filter(|one| is_named(name, Some(&one.namespace), &one.name));
     let found: Vec<&ServiceView> = found.collect();
-    if found.is_empty() {
+    let unserved = unserved_gateways(name, &answer);
+    if found.is_empty() && unserved.is_empty() {
         return Err(Failure::NotFound(vec![format!("services {name:?}")]));
     }
     let (status, backends) = (client.status().await?, client.backends().await?.backends);
     let traffic = client.traffic().await?.services;
     let mut events = Vec::new();
     for one in &found {
-        let service = Some(format!("{}/{}", one.namespace, one.name));
-        events.push(latest_events(client, EventsSelection { service, ..EventsSelection::default() }).await?);
+        events.push(events_of(client, format!("{}/{}", one.namespace, one.name)).await?);
     }
     let describe = |(service, events): (&&ServiceView, &Vec<EventRow>)| {
         let mut all = Description::default();
-        let key = format!("{}/{}", service.namespace, service.name);
         all.fact("Name", &service.name);
         all.fact("Namespace", &service.namespace);
         all.fact("Type", service.service_type.map_or("", |kind| kind.as_str()));
@@ -191,12 +192,39 @@ async fn services(client: &Client, name: &str) -> Result<Vec<Description>, Failu
         all.data("service", service)?;
         all.data("backends", &own)?;
         all.data("traffic", &counted)?;
-        let findings = answer.findings.iter().filter(|finding| finding.object == key);
+        let findings = answer.findings.iter().filter(|finding| finding.is_about(service));
         all.findings(&findings.cloned().collect::<Vec<_>>())?;
         all.events(events)?;
         Ok(all)
     };
-    found.iter().zip(&events).map(describe).collect()
+    let described: Result<Vec<Description>, Failure> = found.iter().zip(&events).map(describe).collect();
+    let mut described = described?;
+    for gateway in unserved {
+        let mut all = Description::default();
+        all.fact("Name", &gateway.name);
+        all.fact("Namespace", &gateway.namespace);
+        all.fact("Status", "NotServed");
+        all.data("gateway", &json!({"namespace": gateway.namespace, "name": gateway.name}))?;
+        let findings = answer.findings.iter().filter(|finding| finding.gateway().as_ref() == Some(&gateway));
+        all.findings(&findings.cloned().collect::<Vec<_>>())?;
+        all.events(&events_of(client, gateway.to_string()).await?)?;
+        described.push(all);
+    }
+    Ok(described)
+}
+
+/// The Gateways with this name that have findings and aren't among the Services, such as those that aren't accepted.
+fn unserved_gateways(name: &str, answer: &ServicesAnswer) -> BTreeSet<ObjectKey> {
+    let is_served = |key: &ObjectKey| {
+        answer.services.iter().any(|one| (&one.namespace, &one.name) == (&key.namespace, &key.name))
+    };
+    let gateways = answer.findings.iter().filter_map(FindingView::gateway);
+    gateways.filter(|key| is_named(name, Some(&key.namespace), &key.name) && !is_served(key)).collect()
+}
+
+/// The latest events of a Service, `NAMESPACE/NAME`.
+async fn events_of(client: &Client, service: String) -> Result<Vec<EventRow>, Failure> {
+    latest_events(client, EventsSelection { service: Some(service), ..EventsSelection::default() }).await
 }
 
 /// The latest events of a selection.
@@ -267,9 +295,10 @@ async fn backend(client: &Client, name: BackendName) -> Result<Description, Fail
     let answer = client.flows(&query).await?;
     let flows = flows(&answer.flows);
     all.table(if answer.more { "Flows (of the first 50000)" } else { "Flows" }, &flows);
-    let services: Vec<String> = rows.iter().map(|row| format!("{}/{}", row.namespace, row.service)).collect();
-    let mut findings = client.services().await?.findings;
-    findings.retain(|finding| services.contains(&finding.object));
+    let ServicesAnswer { mut services, mut findings } = client.services().await?;
+    services
+        .retain(|one| rows.iter().any(|row| (&row.namespace, &row.service) == (&one.namespace, &one.name)));
+    findings.retain(|finding| services.iter().any(|service| finding.is_about(service)));
     all.data("backends", &rows)?;
     all.data("flows", &answer.flows.len())?;
     all.findings(&findings)?;
@@ -349,4 +378,36 @@ async fn gateway(client: &Client) -> Result<Description, Failure> {
     all.data("pools", &pools)?;
     all.events(&latest_events(client, EventsSelection::default()).await?)?;
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_that_only_findings_name_is_found() {
+        let finding = |object: &str| FindingView {
+            object: object.to_owned(),
+            reason: "InvalidParameters".to_owned(),
+            severity: "error".to_owned(),
+            location: None,
+            message: "refused".to_owned(),
+            accepted: None,
+        };
+        let findings = [
+            "shop/gateway/edge",
+            "shop/gateway/edge",
+            "test/gateway/edge",
+            "shop/edge",
+            "shop/tcproute/edge",
+        ];
+        let answer = ServicesAnswer { services: vec![], findings: findings.map(finding).to_vec() };
+        let found =
+            |name: &str| unserved_gateways(name, &answer).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(found("shop/gateway/edge"), ["shop/gateway/edge"]);
+        assert_eq!(found("gateway/edge"), ["shop/gateway/edge", "test/gateway/edge"]);
+        for other in ["edge", "shop/edge", "shop/tcproute/edge", "shop/gateway/web"] {
+            assert!(found(other).is_empty(), "{other}");
+        }
+    }
 }

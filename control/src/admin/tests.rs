@@ -40,14 +40,38 @@ fn service_view() -> ServiceView {
     }
 }
 
+/// A Gateway with one listener.
+fn gateway_view() -> ServiceView {
+    let port = PortView {
+        route: Some("TCPRoute default/web".into()),
+        ..views_testing::port("203.0.113.2", ForwardingMode::Nat, vec![])
+    };
+    ServiceView { namespace: "default".into(), ..views_testing::service("gateway/edge", vec![port]) }
+}
+
+/// A finding about the object with this name.
+fn finding(object: &str) -> FindingView {
+    FindingView {
+        object: object.into(),
+        reason: "NotAllowed".into(),
+        severity: "error".into(),
+        location: None,
+        message: "refused".into(),
+        accepted: None,
+    }
+}
+
 impl AdminBackend for Daemon {
     fn status(&self) -> Status {
         let drained = self.drained.lock().expect("no panic").clone();
-        Status { name: "edge-1".into(), generation_desired: 7, drained, ..Status::default() }
+        let objects =
+            ["default/web", "default/tcproute/web", "default/gateway/edge", "default/gateway/refused"];
+        let findings = objects.map(finding).to_vec();
+        Status { name: "edge-1".into(), generation_desired: 7, drained, findings, ..Status::default() }
     }
 
     fn services(&self) -> ServicesAnswer {
-        ServicesAnswer { services: vec![service_view()], findings: vec![] }
+        ServicesAnswer { services: vec![service_view(), gateway_view()], findings: vec![] }
     }
 
     fn backends(&self) -> BackendsAnswer {

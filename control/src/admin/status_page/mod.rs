@@ -21,7 +21,7 @@ use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
-use tidegate_admin_api::{AdminError, BackendRow, ErrorAnswer, EventsSelection, Status, query};
+use tidegate_admin_api::{AdminError, BackendRow, ErrorAnswer, EventsSelection, FindingView, Status, query};
 use tidegate_cli::output::{Table, refs};
 use tidegate_cli::{announce_tables, drops, events, status_tables, tables};
 use tidegate_http::{HttpResponse, Limits};
@@ -187,14 +187,18 @@ fn service(
     let service = query::value(parameters, "service").unwrap_or_default();
     let Some((namespace, name)) = service.split_once('/') else {
         return Err(AdminError::BadRequest(format!(
-            "{service:?} is not a Service; accepted: NAMESPACE/NAME"
+            "{service:?} is not a Service; accepted: NAMESPACE/NAME or NAMESPACE/gateway/NAME"
         )));
     };
     let mut services = backend.services().services;
     services.retain(|service| service.namespace == namespace && service.name == name);
     let mut rows: Vec<BackendRow> = backend.backends().backends;
     rows.retain(|row| row.namespace == namespace && row.service == name);
-    status.findings.retain(|finding| finding.object == service);
+    // A Gateway that isn't accepted has findings, but isn't among the Services.
+    let is_shown = |finding: &FindingView| {
+        finding.object == service || services.iter().any(|shown| finding.is_about(shown))
+    };
+    status.findings.retain(is_shown);
     Ok(vec![
         ("Service", tables::services(&refs(&services), Timestamp::now())),
         ("Backends", tables::backends(&refs(&rows), Timestamp::now())),

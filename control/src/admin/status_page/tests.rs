@@ -76,6 +76,28 @@ async fn each_view_has_the_tables_of_the_commands() {
 }
 
 #[tokio::test]
+async fn a_gateway_has_its_findings_and_those_of_its_routes() {
+    let listener = listener(None).await;
+    for (name, objects) in [
+        ("web", &["default/web"][..]),
+        ("gateway%2Fedge", &["default/tcproute/web", "default/gateway/edge"]),
+        // It isn't among the Services.
+        ("gateway%2Frefused", &["default/gateway/refused"]),
+    ] {
+        let view = view_of(&listener, &format!("view=service&service=default%2F{name}")).await;
+        let tables = view["tables"].as_array().expect("tables");
+        let findings = tables.iter().find(|table| table["title"] == "Findings").expect("the table");
+        let rows = findings["rows"].as_array().expect("rows").iter().map(ToString::to_string);
+        let rows: Vec<String> = rows.collect();
+        assert_eq!(rows.len(), objects.len(), "{name}: {rows:?}");
+        let is_shown = |object: &&str| rows.iter().any(|row| row.contains(&format!("\"{object}\"")));
+        assert!(objects.iter().all(is_shown), "{name}: {rows:?}");
+    }
+    let (_, body) = fetch(&listener, "GET /live?view=service&service=web", "127.0.0.1", "").await;
+    assert!(body.contains("accepted: NAMESPACE/NAME or NAMESPACE/gateway/NAME"), "{body}");
+}
+
+#[tokio::test]
 async fn the_page_loads_nothing_from_elsewhere_and_changes_nothing() {
     let listener = listener(None).await;
     for (path, content_type) in
