@@ -198,6 +198,9 @@ fn a_deleted_gateway_and_one_of_another_class_release_their_addresses() {
     assert!(world.api.delete(API_VERSION, "Gateway", "shop", "first"));
     world.until("the first to be gone", || get(&world, "Gateway", "first").is_none().then_some(()));
     world.until("its address at the second", || is_programmed(&world, "second").then_some(()));
+    world.apply(
+        &CLASS.replace("name: tidegate", "name: other").replace("tidegate.dev/gateway", "example.com/other"),
+    );
     world
         .api
         .edit(API_VERSION, "Gateway", "shop", "second", |one| {
