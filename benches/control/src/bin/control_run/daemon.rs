@@ -76,7 +76,7 @@ impl Daemon {
         let kubeconfig = gateway_kubeconfig(&directory).display().to_string();
         fs::write(&config, yaml(plan, &kubeconfig, &directory.join("tidegate.sock").display().to_string()))?;
         // The publications are logged only at this level.
-        let level = "RUST_LOG=info,tidegate::daemon::controller=debug".to_owned();
+        let level = "RUST_LOG=info,tidegate::daemon::publisher=debug".to_owned();
         let tidegate = lab.plan().tidegate.display().to_string();
         let arguments = [level, tidegate, "run".to_owned(), "-c".to_owned(), config.display().to_string()];
         let started = Timestamp::now();
