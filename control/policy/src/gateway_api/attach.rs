@@ -185,7 +185,7 @@ fn named(
         let of_parent = sites.iter().enumerate().filter(|(_, site)| site.set.map(|set| &set.meta.key) == set);
         of_parent.map(|(at, _)| at).collect::<Vec<_>>()
     };
-    match parent_of(parent, route)? {
+    match parent_of(parent, &route.meta.key.namespace)? {
         Parent::Gateway(key) => (key == gateway.meta.key).then(|| of(None)),
         Parent::ListenerSet(key) => {
             let listeners = of(Some(&key));

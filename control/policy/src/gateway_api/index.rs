@@ -100,7 +100,9 @@ impl Index {
         for change in changes {
             for (route, is_new) in sides(&change) {
                 let id = (route.protocol, change.key.clone());
-                for parent in route.parents.iter().filter_map(|parent| parent_of(parent, route)) {
+                for parent in
+                    route.parents.iter().filter_map(|parent| parent_of(parent, &route.meta.key.namespace))
+                {
                     dirty.extend(gateway_of(&parent, if is_new { new } else { old }));
                     match is_new {
                         true => self.routes.insert(parent, id.clone()),
@@ -120,8 +122,9 @@ impl Index {
     /// The Gateways of these routes.
     fn of_routes<'a>(&self, ids: impl Iterator<Item = &'a RouteId>, objects: &Objects) -> Vec<ObjectKey> {
         let routes = ids.filter_map(|id| route(id, objects));
-        let parents =
-            routes.flat_map(|route| route.parents.iter().filter_map(|parent| parent_of(parent, route)));
+        let parents = routes.flat_map(|route| {
+            route.parents.iter().filter_map(|parent| parent_of(parent, &route.meta.key.namespace))
+        });
         parents.filter_map(|parent| gateway_of(&parent, objects)).collect()
     }
 

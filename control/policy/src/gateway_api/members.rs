@@ -51,9 +51,10 @@ pub(super) fn route<'a>((protocol, key): &RouteId, objects: &'a Objects) -> Opti
     }
 }
 
-/// The parent that a reference names, if it is of a kind that this controller implements.
-pub(super) fn parent_of(parent: &ParentRef, route: &Route) -> Option<Parent> {
-    let key = parent.key(&route.meta.key.namespace);
+/// The parent that a reference in an object of the namespace `own` names, if it is of a kind that this controller
+/// implements.
+pub(super) fn parent_of(parent: &ParentRef, own: &str) -> Option<Parent> {
+    let key = parent.key(own);
     match (parent.group.as_str(), parent.kind.as_str()) {
         (GROUP, "Gateway") => Some(Parent::Gateway(key)),
         (GROUP, "ListenerSet") => Some(Parent::ListenerSet(key)),
@@ -63,9 +64,10 @@ pub(super) fn parent_of(parent: &ParentRef, route: &Route) -> Option<Parent> {
 
 /// The Gateway that a ListenerSet names as its parent.
 pub(super) fn gateway_of_set(set: &ListenerSet) -> Option<ObjectKey> {
-    let ListenerSet { parent, meta, .. } = set;
-    let is_gateway = (parent.group.as_str(), parent.kind.as_str()) == (GROUP, "Gateway");
-    is_gateway.then(|| parent.key(&meta.key.namespace))
+    match parent_of(&set.parent, &set.meta.key.namespace)? {
+        Parent::Gateway(key) => Some(key),
+        Parent::ListenerSet(_) => None,
+    }
 }
 
 /// The kind of the routes of a protocol.

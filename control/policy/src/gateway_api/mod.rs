@@ -238,10 +238,12 @@ fn sets_without_gateway(objects: &Objects) -> impl Iterator<Item = Finding> {
 fn without_gateway(objects: &Objects) -> impl Iterator<Item = Finding> {
     let routes = objects.tcp_routes.values().chain(objects.udp_routes.values());
     routes.flat_map(|route| {
-        let missing = route.parents.iter().enumerate().filter(|(_, parent)| match parent_of(parent, route) {
-            Some(Parent::Gateway(key)) => !objects.gateways.contains_key(&key),
-            Some(Parent::ListenerSet(key)) => !objects.listener_sets.contains_key(&key),
-            None => false,
+        let missing = route.parents.iter().enumerate().filter(|(_, parent)| {
+            match parent_of(parent, &route.meta.key.namespace) {
+                Some(Parent::Gateway(key)) => !objects.gateways.contains_key(&key),
+                Some(Parent::ListenerSet(key)) => !objects.listener_sets.contains_key(&key),
+                None => false,
+            }
         });
         missing.map(|(at, parent)| {
             let (kind, key) = (&parent.kind, parent.key(&route.meta.key.namespace));
