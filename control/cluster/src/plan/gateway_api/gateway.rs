@@ -37,20 +37,18 @@ impl Planner<'_> {
     ) {
         let Some(state) = gateway.state else { return };
         let is_refused_in_part = view.refused.is_none() && view.is_refused_in_part();
-        let pending = match new.programmed.reason {
-            _ if !state.accepted.is_true => None,
+        let unserved = match new.programmed.reason {
+            _ if !state.accepted.is_true => Some((not_programmed::INVALID, &state.accepted.message)),
             condition_reason::PROGRAMMED | condition_reason::CLIENT_ADDRESS_LOST => None,
             condition_reason::PORTS_NOT_PROGRAMMED if is_refused_in_part && !of.unapplied => None,
-            condition_reason::NO_ADDRESS => Some(new.allocated.message.clone()),
-            _ => Some(new.programmed.message.clone()),
+            condition_reason::NO_ADDRESS => Some((not_programmed::PENDING, &new.allocated.message)),
+            _ => Some((not_programmed::PENDING, &new.programmed.message)),
         };
+        let unserved = unserved.map(|(reason, why)| (reason, why.clone()));
         let programmed = programmed_gateway(of, gateway, state, view, &new);
         let value = |ip: std::net::IpAddr| GatewayAddress { kind: IP_ADDRESS.into(), value: ip.to_string() };
         let addresses = wanted.iter().filter_map(|ingress| ingress.ip).map(value).take(ADDRESSES_MAX);
-        let refused =
-            (!state.accepted.is_true).then(|| (not_programmed::INVALID, state.accepted.message.clone()));
-        let pending = pending.map(|why| (not_programmed::PENDING, why));
-        let programming = Programming::new(view, refused.or(pending));
+        let programming = Programming::new(view, unserved);
         let ours = [new.healthy].into_iter().chain(record);
         self.gateway(of, gateway, state, addresses.collect(), Some(programming), &programmed, ours);
     }
