@@ -1,9 +1,9 @@
 //! Decides which other gateways are live, from their `GatewayStatus` and the time since its heartbeat last changed.
 //!
 //! Pure: time is an argument. A gateway is live until two polls 40 s apart have seen the same heartbeat, or until it
-//! shuts down cleanly. For the last leader, whose Lease expired, 15 s are enough: it has not reached the API server
-//! either way, and everything waits for the new leader. While polls fail, no gateway becomes dead. If a `GatewayStatus` has not changed for a day, its
-//! gateway is gone for good.
+//! shuts down cleanly. For the last leader, if its Lease expired, 15 s are enough: it has not renewed the Lease for as
+//! long, and everything waits for the new leader. While polls fail, no gateway becomes dead. If a `GatewayStatus` has
+//! not changed for a day, its gateway is gone for good.
 //!
 //! Invariant: only our own clock decides which gateways are live and waited for. The clocks of others matter only for
 //! the limit of a day, and only together with ours.
