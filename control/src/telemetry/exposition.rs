@@ -103,19 +103,50 @@ pub(super) struct Family<'a, const N: usize> {
 impl<const N: usize> Family<'_, N> {
     /// Adds one series. The caller must add each set of label values only once.
     pub(super) fn sample(&mut self, values: [&str; N], value: impl Into<Value>) -> &mut Self {
+        self.sample_with(&Labels::default(), values, value)
+    }
+
+    /// Adds one series with these labels before those of the family.
+    pub(super) fn sample_with(
+        &mut self,
+        labels: &Labels,
+        values: [&str; N],
+        value: impl Into<Value>,
+    ) -> &mut Self {
         let text = &mut *self.text;
         text.push_str(self.name);
-        for (at, (label, value)) in self.labels.iter().zip(values).enumerate() {
-            text.push(if at == 0 { '{' } else { ',' });
-            text.push_str(label);
-            text.push_str("=\"");
-            escape(text, value, true);
-            text.push('"');
+        let start = text.len();
+        text.push_str(&labels.0);
+        for (label, value) in self.labels.iter().zip(values) {
+            push_label(text, text.len() == start, label, value);
         }
-        text.push_str(if N == 0 { " " } else { "} " });
+        text.push_str(if text.len() == start { " " } else { "} " });
         writeln!(text, "{}", value.into()).expect(STRING);
         self
     }
+}
+
+/// Labels with their values, as text. An object that has series in many families has them, so that each value is escaped
+/// and copied only once: a page with 10,000 backends takes half of the time.
+#[derive(Debug, Default)]
+pub(super) struct Labels(String);
+
+impl Labels {
+    pub(super) fn new<const N: usize>(labels: [&str; N], values: [&str; N]) -> Self {
+        let mut text = String::with_capacity(128);
+        for (at, (label, value)) in labels.into_iter().zip(values).enumerate() {
+            push_label(&mut text, at == 0, label, value);
+        }
+        Self(text)
+    }
+}
+
+fn push_label(text: &mut String, is_first: bool, label: &str, value: &str) {
+    text.push(if is_first { '{' } else { ',' });
+    text.push_str(label);
+    text.push_str("=\"");
+    escape(text, value, true);
+    text.push('"');
 }
 
 /// A number as the format writes it.

@@ -56,8 +56,8 @@ pub fn render(sample: &Sample<'_>) -> String {
     families::service_info(&mut page, sample.round.services);
     if sample.per_backend {
         let without_series = WithoutSeries::of(sample.round.services);
-        families::backends(&mut page, services, sample.round.services, &without_series);
-        families::flows(&mut page, services, sample.dataplane.backend_flows, &without_series);
+        let flows = sample.dataplane.backend_flows;
+        families::backends(&mut page, services, flows, sample.round.services, &without_series);
     }
     families::health(&mut page, sample);
     families::control(&mut page, sample);

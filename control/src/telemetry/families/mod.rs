@@ -13,4 +13,4 @@ mod services;
 pub(super) use control::{cluster, control, layer2};
 pub(super) use dataplane::{frames, kernel, links, ports, restored, workers};
 pub(super) use process::{build, latencies, process};
-pub(super) use services::{backends, flows, health, limits, service_info, services};
+pub(super) use services::{backends, health, limits, service_info, services};

@@ -2,10 +2,11 @@
 //!
 //! Invariant: no series depends on the VIPs of a Service, which are summed.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-use tidegate_dataplane::gateway::{BackendFlowStats, BackendStats, ServiceStats};
+use tidegate_dataplane::gateway::{BackendFlowStats, ServiceStats};
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 use tidegate_snapshot::counters::{Direction, Traffic};
 use tidegate_snapshot::service_limits::{LimitDrop, LimitedService};
@@ -13,7 +14,7 @@ use tidegate_spec::ForwardingMode;
 use tidegate_spec::ids::BackendId;
 use tidegate_spec::limits::SNAT_PORT_MIN;
 
-use crate::telemetry::exposition::{Exposition, Family, Value};
+use crate::telemetry::exposition::{Exposition, Labels};
 use crate::telemetry::sample::Sample;
 use crate::telemetry::series_limit::WithoutSeries;
 
@@ -22,36 +23,6 @@ type PortKey<'a> = [&'a str; 4];
 
 const PORT_LABELS: [&str; 4] = ["namespace", "service", "port", "protocol"];
 const BACKEND_LABELS: [&str; 5] = ["namespace", "service", "port", "protocol", "backend"];
-
-/// A value for each backend of a service port, over the VIPs of the Service, with the label of the backend.
-type Backends<'a, T> = BTreeMap<(PortKey<'a>, SocketAddr), (String, T)>;
-
-/// The value of a backend. Its label is formatted once: a page may have several families of 200,000 backends.
-fn value_of<'m, 'a, T>(
-    backends: &'m mut Backends<'a, T>,
-    port: PortKey<'a>,
-    address: SocketAddr,
-    new: impl FnOnce() -> T,
-) -> &'m mut T {
-    &mut backends.entry((port, address)).or_insert_with(|| (address.to_string(), new())).1
-}
-
-/// Adds a series for each backend that has this value.
-fn of_backends<T, V: Into<Value>>(
-    mut family: Family<'_, 5>,
-    backends: &Backends<'_, T>,
-    value: impl Fn(&T) -> Option<V>,
-) {
-    for (([namespace, service, port, protocol], _), (backend, of_backend)) in backends {
-        if let Some(value) = value(of_backend) {
-            family.sample([namespace, service, port, protocol, backend], value);
-        }
-    }
-}
-
-fn address_of(backend: &BackendStats) -> SocketAddr {
-    SocketAddr::new(backend.address.ip(), backend.port)
-}
 
 fn port_key(stats: &ServiceStats) -> PortKey<'_> {
     [&stats.namespace, &stats.name, &stats.port_name, stats.key.protocol.as_str()]
@@ -113,7 +84,7 @@ pub(in crate::telemetry) fn limits(page: &mut Exposition, limited: &[LimitedServ
 }
 
 /// Properties of service ports.
-pub(in crate::telemetry) fn service_info(page: &mut Exposition, services: &[std::sync::Arc<ServiceView>]) {
+pub(in crate::telemetry) fn service_info(page: &mut Exposition, services: &[Arc<ServiceView>]) {
     let mut ports: BTreeMap<PortKey<'_>, &str> = BTreeMap::new();
     for service in services {
         for port in &service.ports {
@@ -131,38 +102,122 @@ pub(in crate::telemetry) fn service_info(page: &mut Exposition, services: &[std:
     }
 }
 
-/// The counts of a backend.
+/// The backends of service ports, over the VIPs of each Service.
+type Backends<'a> = BTreeMap<PortKey<'a>, BTreeMap<SocketAddr, Backend>>;
+
+struct Backend {
+    labels: Labels,
+    /// `None` if the published snapshot doesn't have the backend.
+    counts: Option<Counts>,
+    /// `None` if the last round doesn't have the backend.
+    state: Option<State>,
+}
+
 struct Counts {
     mode: ForwardingMode,
     traffic: [Traffic; 2],
     connections: u64,
     set_aside: u64,
+    established: u64,
+    /// Local ports in use, by SNAT address and state of their flow.
+    local_ports: BTreeMap<(IpAddr, &'static str), u64>,
+}
+
+#[derive(Default)]
+struct State {
+    is_up: bool,
+    warm_up_percent: Option<u8>,
+}
+
+fn backend<'b, 'a>(
+    backends: &'b mut Backends<'a>,
+    port: PortKey<'a>,
+    address: SocketAddr,
+) -> &'b mut Backend {
+    backends.entry(port).or_default().entry(address).or_insert_with(|| {
+        let [namespace, service, name, protocol] = port;
+        let values = [namespace, service, name, protocol, &address.to_string()];
+        Backend { labels: Labels::new(BACKEND_LABELS, values), counts: None, state: None }
+    })
+}
+
+/// Collects the counts of backends.
+fn add_counts<'a>(
+    backends: &mut Backends<'a>,
+    stats: &'a [ServiceStats],
+    flows: &[BackendFlowStats],
+    without_series: &WithoutSeries<'_>,
+) {
+    // A Service with several VIPs has a separate backend for each.
+    let mut by_id: HashMap<BackendId, (PortKey<'_>, SocketAddr)> = HashMap::new();
+    for port in stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name)) {
+        for one in &port.backends {
+            let address = SocketAddr::new(one.address.ip(), one.port);
+            let counts = backend(backends, port_key(port), address).counts.get_or_insert_with(|| Counts {
+                mode: port.mode,
+                traffic: Default::default(),
+                connections: 0,
+                set_aside: 0,
+                established: 0,
+                local_ports: BTreeMap::new(),
+            });
+            counts.traffic.iter_mut().zip(one.traffic).for_each(|(sum, traffic)| sum.add(traffic));
+            counts.connections += one.connections;
+            counts.set_aside += one.set_aside as u64;
+            by_id.insert(one.id, (port_key(port), address));
+        }
+    }
+    for one in flows {
+        let Some(&(port, address)) = by_id.get(&one.backend) else { continue };
+        let Some(counts) = &mut backend(backends, port, address).counts else { continue };
+        counts.established += one.established();
+        let Some(local) = one.local else { continue };
+        for (phase, count) in one.flows {
+            *counts.local_ports.entry((local.ip(), phase.as_str())).or_default() += count;
+        }
+    }
+}
+
+/// Collects the states of backends.
+fn add_states<'a>(
+    backends: &mut Backends<'a>,
+    services: &'a [Arc<ServiceView>],
+    without_series: &WithoutSeries<'_>,
+) {
+    for service in services.iter().filter(|one| !without_series.has(&one.namespace, &one.name)) {
+        // A refused port does not forward.
+        for port in service.ports.iter().filter(|port| port.refused.is_none()) {
+            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
+            for one in &port.backends {
+                let address = SocketAddr::new(one.address, one.port);
+                let state = backend(backends, key, address).state.get_or_insert_default();
+                state.is_up |= one.state == BackendViewState::Active;
+                state.warm_up_percent = one.warm_up_percent.or(state.warm_up_percent);
+            }
+        }
+    }
 }
 
 /// Backends of services. These families can be switched off.
 pub(in crate::telemetry) fn backends(
     page: &mut Exposition,
     stats: &[ServiceStats],
-    services: &[std::sync::Arc<ServiceView>],
+    flows: &[BackendFlowStats],
+    services: &[Arc<ServiceView>],
     without_series: &WithoutSeries<'_>,
 ) {
-    let mut counts: Backends<'_, Counts> = BTreeMap::new();
-    for port in stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name)) {
-        for one in &port.backends {
-            let none =
-                || Counts { mode: port.mode, traffic: Default::default(), connections: 0, set_aside: 0 };
-            let of_backend = value_of(&mut counts, port_key(port), address_of(one), none);
-            of_backend.traffic.iter_mut().zip(one.traffic).for_each(|(sum, traffic)| sum.add(traffic));
-            of_backend.connections += one.connections;
-            of_backend.set_aside += one.set_aside as u64;
-        }
-    }
+    let mut backends = Backends::new();
+    add_counts(&mut backends, stats, flows, without_series);
+    add_states(&mut backends, services, without_series);
+    let all = || backends.values().flat_map(BTreeMap::values);
+    let counted = || all().filter_map(|one| Some((&one.labels, one.counts.as_ref()?)));
+    let with_state = || all().filter_map(|one| Some((&one.labels, one.state.as_ref()?)));
+
     let mut traffic = |name, help, value: fn(Traffic) -> u64| {
-        let labels = ["namespace", "service", "port", "protocol", "backend", "direction"];
-        let mut family = page.counter(name, help, labels);
-        for (([namespace, service, port, protocol], _), (backend, counts)) in &counts {
+        let mut family = page.counter(name, help, ["direction"]);
+        for (labels, counts) in counted() {
             for (direction, traffic) in directions(counts.mode, counts.traffic) {
-                family.sample([namespace, service, port, protocol, backend, direction], value(traffic));
+                family.sample_with(labels, [direction], value(traffic));
             }
         }
     };
@@ -178,79 +233,48 @@ pub(in crate::telemetry) fn backends(
         |traffic| traffic.bytes,
     );
     let help = "New flows that were assigned to the backend.";
-    let family = page.counter("tidegate_backend_connections_total", help, BACKEND_LABELS);
-    of_backends(family, &counts, |counts| Some(counts.connections));
-
+    let mut family = page.counter("tidegate_backend_connections_total", help, []);
+    for (labels, counts) in counted() {
+        family.sample_with(labels, [], counts.connections);
+    }
+    let help = "Established flows of the backend, over all workers.";
+    let mut family = page.gauge("tidegate_backend_connections", help, []);
+    for (labels, counts) in counted() {
+        family.sample_with(labels, [], counts.established);
+    }
     let help = "Workers that have set the backend aside (give it no new flows) because it refused or ignored \
                 connections; absent if there are none.";
-    let family = page.gauge("tidegate_backend_set_aside_workers", help, BACKEND_LABELS);
-    of_backends(family, &counts, |counts| Some(counts.set_aside).filter(|workers| *workers > 0));
-
-    // Whether it is up, and the percentage of its warm-up.
-    let mut states: Backends<'_, (bool, Option<u8>)> = BTreeMap::new();
-    for service in services.iter().filter(|one| !without_series.has(&one.namespace, &one.name)) {
-        // A refused port does not forward.
-        for port in service.ports.iter().filter(|port| port.refused.is_none()) {
-            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
-            for one in &port.backends {
-                let address = SocketAddr::new(one.address, one.port);
-                let (up, warm_up) = value_of(&mut states, key, address, Default::default);
-                *up |= one.state == BackendViewState::Active;
-                *warm_up = one.warm_up_percent.or(*warm_up);
-            }
-        }
+    let mut family = page.gauge("tidegate_backend_set_aside_workers", help, []);
+    for (labels, counts) in counted().filter(|(_, counts)| counts.set_aside > 0) {
+        family.sample_with(labels, [], counts.set_aside);
     }
     let help = "1 while the backend accepts new flows, else 0: a draining backend keeps its existing flows, a backend \
                 that is down keeps only TCP and SCTP flows.";
-    let family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
-    of_backends(family, &states, |(up, _)| Some(*up));
+    let mut family = page.gauge("tidegate_backend_up", help, []);
+    for (labels, state) in with_state() {
+        family.sample_with(labels, [], state.is_up);
+    }
     let help = "Fraction of its full share of new flows that the backend gets while it warms up (slowStart); absent \
                 if the backend gets its full share.";
-    let family = page.gauge("tidegate_backend_warm_up_ratio", help, BACKEND_LABELS);
-    of_backends(family, &states, |(_, percent)| percent.map(|percent| f64::from(percent) / 100.0));
+    let mut family = page.gauge("tidegate_backend_warm_up_ratio", help, []);
+    for (labels, state) in with_state() {
+        if let Some(percent) = state.warm_up_percent {
+            family.sample_with(labels, [], f64::from(percent) / 100.0);
+        }
+    }
+    let help = "Local ports of the SNAT address that are in use towards the backend, by the state of the port's flow; \
+                a new flow may take the port of a flow that is not established.";
+    let mut family = page.gauge("tidegate_snat_ports", help, ["address", "state"]);
+    for (labels, counts) in counted() {
+        for ((address, state), count) in &counts.local_ports {
+            family.sample_with(labels, [&address.to_string(), state], *count);
+        }
+    }
+    let help = "Local ports that one SNAT address can use for one backend and protocol, over all workers.";
+    page.gauge("tidegate_snat_ports_max", help, []).sample([], 0x1_0000 - u64::from(SNAT_PORT_MIN));
     let help = "Backends that have no series of their own, because there are too many backends; a backend counts once \
                 for each service port and address.";
     page.gauge("tidegate_backends_without_series", help, []).sample([], without_series.backends());
-}
-
-/// Flows of backends, and local ports of `fullnat`. The families with a series for each backend can be switched off too.
-pub(in crate::telemetry) fn flows(
-    page: &mut Exposition,
-    stats: &[ServiceStats],
-    flows: &[BackendFlowStats],
-    without_series: &WithoutSeries<'_>,
-) {
-    let help = "Local ports that one SNAT address can use for one backend and protocol, over all workers.";
-    page.gauge("tidegate_snat_ports_max", help, []).sample([], 0x1_0000 - u64::from(SNAT_PORT_MIN));
-    let detailed = stats.iter().filter(|port| !without_series.has(&port.namespace, &port.name));
-    let backends = detailed.flat_map(|port| port.backends.iter().map(move |one| (one.id, (port, one))));
-    let backends: BTreeMap<BackendId, _> = backends.collect();
-    // A Service with several VIPs has a separate backend for each, and they share the ports of an endpoint.
-    let mut ports: BTreeMap<(String, PortKey<'_>, String, &str), u64> = BTreeMap::new();
-    let mut active: Backends<'_, u64> = BTreeMap::new();
-    for (port, backend) in backends.values() {
-        value_of(&mut active, port_key(port), address_of(backend), || 0);
-    }
-    for one in flows {
-        let Some((port, backend)) = backends.get(&one.backend) else { continue };
-        let backend = address_of(backend);
-        *value_of(&mut active, port_key(port), backend, || 0) += one.established();
-        let Some(local) = one.local else { continue };
-        for (phase, count) in one.flows {
-            let key = (local.ip().to_string(), port_key(port), backend.to_string(), phase.as_str());
-            *ports.entry(key).or_default() += count;
-        }
-    }
-    let help = "Established flows of the backend, over all workers.";
-    let family = page.gauge("tidegate_backend_connections", help, BACKEND_LABELS);
-    of_backends(family, &active, |count| Some(*count));
-    let help = "Local ports of the SNAT address that are in use towards the backend, by the state of the port's flow; \
-                a new flow may take the port of a flow that is not established.";
-    let labels = ["address", "namespace", "service", "port", "protocol", "backend", "state"];
-    let mut family = page.gauge("tidegate_snat_ports", help, labels);
-    for ((address, [namespace, service, port, protocol], backend, state), count) in &ports {
-        family.sample([address, namespace, service, port, protocol, backend, state], *count);
-    }
 }
 
 /// Health checks of backends.

@@ -779,11 +779,7 @@ fn snat_ports_are_counted_by_address_backend_and_state() {
     let dataplane = DataplaneSample { backend_flows: &counted, ..world.sample().dataplane };
     let page = Page::parse(&render(&Sample { dataplane, ..world.sample() }));
     let value = |address, state| {
-        let labels: Vec<_> = [("address", address)]
-            .into_iter()
-            .chain(web_backend("10.0.0.1:8080"))
-            .chain([("state", state)])
-            .collect();
+        let labels = [web_backend("10.0.0.1:8080"), vec![("address", address), ("state", state)]].concat();
         page.value("tidegate_snat_ports", &labels)
     };
     assert_eq!(value("192.0.2.3", "established"), 40_000.0);
