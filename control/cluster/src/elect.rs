@@ -1,6 +1,6 @@
 //! Acquires and renews the Lease of the leader election, and publishes which gateway leads.
 //!
-//! There is one attempt every two seconds, with a time limit. [`Election`] decides; this file only sends requests. No
+//! There is one attempt every second, with a time limit. [`Election`] decides; this file only sends requests. No
 //! crate does this: `kube-leader-election` 0.42 has no fencing, by its own description only for programs of which
 //! several instances may lead for a short time.
 //!

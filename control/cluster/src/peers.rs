@@ -1,9 +1,9 @@
 //! Decides which other gateways are live, from their `GatewayStatus` and the time since its heartbeat last changed.
 //!
 //! Pure: time is an argument. A gateway is live until two polls 40 s apart have seen the same heartbeat, or until it
-//! shuts down cleanly. For the last leader, if its Lease expired, 15 s are enough: it has not renewed the Lease for as
-//! long, and everything waits for the new leader. While polls fail, no gateway becomes dead. If a `GatewayStatus` has
-//! not changed for a day, its gateway is gone for good.
+//! shuts down cleanly. A leader whose Lease expired is not waited for until its next heartbeat, because everything waits
+//! for the new leader. While polls fail, no gateway becomes dead. If a `GatewayStatus` has not changed for a day, its
+//! gateway is gone for good.
 //!
 //! Invariant: only our own clock decides which gateways are live and waited for. The clocks of others matter only for
 //! the limit of a day, and only together with ours.
@@ -17,7 +17,6 @@ use tokio::time::Instant;
 
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::drain_annotation::DrainAnnotation;
-use super::lease;
 use super::own_status::heartbeat_time;
 use super::plan::Peer;
 use super::reasons::{condition_reason, condition_type};
@@ -39,7 +38,15 @@ pub(super) struct Peers {
     /// The version of the Services that this gateway had applied when the poll started.
     own_applied: u64,
     /// The last leader, if this gateway leads because that one did not renew the Lease.
-    lapsed: Option<String>,
+    lapsed: Option<Lapsed>,
+}
+
+/// A leader that did not renew the Lease.
+#[derive(Debug)]
+struct Lapsed {
+    name: String,
+    /// Its heartbeat at the first poll since; `None` before that.
+    beat: Option<Option<String>>,
 }
 
 /// The last heartbeat of a gateway.
@@ -83,8 +90,8 @@ impl Peers {
 
     /// Sets the last leader, if this gateway leads because that one did not renew the Lease.
     pub(super) fn set_lapsed(&mut self, name: Option<&str>) {
-        if self.lapsed.as_deref() != name {
-            self.lapsed = name.map(str::to_owned);
+        if self.lapsed.as_ref().map(|lapsed| lapsed.name.as_str()) != name {
+            self.lapsed = name.map(|name| Lapsed { name: name.to_owned(), beat: None });
         }
     }
 
@@ -100,6 +107,11 @@ impl Peers {
             let in_time = before.filter(|last| now.duration_since(last.since) < LIVE);
             let live_since = in_time.map_or(now, |last| last.live_since);
             heartbeats.insert(name, Heartbeat { beat, since, live_since });
+        }
+        if let Some(lapsed) = &mut self.lapsed {
+            lapsed
+                .beat
+                .get_or_insert_with(|| heartbeats.get(&lapsed.name).and_then(|last| last.beat.clone()));
         }
         (self.heartbeats, self.list, self.polled, self.own_applied) = (heartbeats, list, now, own_applied);
     }
@@ -230,19 +242,17 @@ impl Peers {
     }
 
     fn is_live(&self, name: &str, one: &GatewayStatus) -> bool {
-        self.changes_within(LIVE, name, one)
+        let has_stopped = one.status.as_ref().is_none_or(|status| status.stopped);
+        let changes = |last: &Heartbeat| last.beat.is_some() && self.polled.duration_since(last.since) < LIVE;
+        !has_stopped && self.heartbeats.get(name).is_some_and(changes)
     }
 
     /// Whether the leader waits for it.
     fn is_awaited(&self, name: &str, one: &GatewayStatus) -> bool {
-        let is_lapsed = self.lapsed.as_deref() == Some(name);
-        self.changes_within(if is_lapsed { lease::DURATION } else { LIVE }, name, one)
-    }
-
-    fn changes_within(&self, time: Duration, name: &str, one: &GatewayStatus) -> bool {
-        let has_stopped = one.status.as_ref().is_none_or(|status| status.stopped);
-        let changes = |last: &Heartbeat| last.beat.is_some() && self.polled.duration_since(last.since) < time;
-        !has_stopped && self.heartbeats.get(name).is_some_and(changes)
+        let beat = self.heartbeats.get(name).map(|last| &last.beat);
+        let has_lapsed =
+            self.lapsed.as_ref().is_some_and(|last| last.name == name && last.beat.as_ref() == beat);
+        !has_lapsed && self.is_live(name, one)
     }
 }
 
@@ -294,20 +304,23 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_lost_its_lease_is_live_for_15_s_after_a_heartbeat() {
+    fn a_leader_without_its_lease_is_awaited_only_after_a_new_heartbeat() {
         let start = Instant::now();
         let mut peers = peers(start);
-        peers.set_lapsed(Some("a"));
-        let mut poll = |seconds, beat: &str| {
+        let poll = |peers: &mut Peers, seconds, beat: &str| {
             let list = vec![status("a", Some(beat), "5"), status("b", Some("2026-01-01T00:00:00Z"), "7")];
             peers.listed(list, 9, start + Duration::from_secs(seconds));
             peers.withdrawn()
         };
-        assert_eq!(poll(0, "2026-01-01T00:00:00Z"), 5);
-        assert_eq!(poll(14, "2026-01-01T00:00:00Z"), 5);
-        assert_eq!(poll(15, "2026-01-01T00:00:00Z"), 7, "b is waited for as before");
-        assert_eq!(poll(20, "2026-01-01T00:00:10Z"), 5, "only its Lease was lost");
-        assert_eq!(poll(40, "2026-01-01T00:00:10Z"), 9);
+        assert_eq!(poll(&mut peers, 0, "2026-01-01T00:00:00Z"), 5);
+        peers.set_lapsed(Some("a"));
+        assert_eq!(peers.withdrawn(), 5, "its last heartbeat may not have been read yet");
+        assert_eq!(poll(&mut peers, 1, "2026-01-01T00:00:08Z"), 7, "b is waited for as before");
+        assert_eq!(poll(&mut peers, 9, "2026-01-01T00:00:08Z"), 7);
+        assert_eq!(poll(&mut peers, 11, "2026-01-01T00:00:18Z"), 5, "only its Lease was lost");
+        peers.set_lapsed(Some("a"));
+        assert_eq!(poll(&mut peers, 12, "2026-01-01T00:00:18Z"), 5, "the same term");
+        assert_eq!(poll(&mut peers, 51, "2026-01-01T00:00:18Z"), 9);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::queue::Outcome;
 
 /// The response timeout. Together with the renewal deadline it doesn't exceed the Lease duration, so that the last
 /// request of a leader ends before the next leader starts.
-pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
