@@ -208,7 +208,7 @@ mod tests {
     fn withheld(tracker: &ReleaseTracker, peers: &PeerReleases) -> Option<Vec<IpAddr>> {
         match tracker.authority(peers) {
             Authority::Decides { withheld } => Some(withheld.into_iter().collect()),
-            Authority::Waits | Authority::Follows => None,
+            Authority::Waits | Authority::Unread | Authority::Follows => None,
         }
     }
 

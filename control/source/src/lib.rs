@@ -37,6 +37,9 @@ pub struct SourceUpdate {
     pub version: u64,
     /// Whether some of the Services or Gateways are kept although the API server lost them or rolled them back.
     pub keeps_services: bool,
+    /// Whether no Gateway is known because the API server doesn't allow the gateway to read Gateways, which may have
+    /// addresses.
+    pub gateways_unknown: bool,
     /// All faults.
     pub report: Arc<Report>,
     /// The faults of objects in a namespace, by namespace. Always empty for a directory, whose files belong to the

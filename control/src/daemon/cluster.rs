@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidegate_cluster::plan::Observation;
 use tidegate_cluster::{ClusterWriter, PeerReleases, ReleaseTracker};
-use tidegate_policy::pools::Allocations;
+use tidegate_policy::pools::{Allocations, Authority};
 use tidegate_policy::reconcile::Settings;
 use tidegate_source::SourceUpdate;
 use tokio::time::Instant;
@@ -65,7 +65,10 @@ impl Cluster {
             return;
         }
         self.releases.observe(&manifests.objects.services, given, manifests.version, &self.peer_releases);
-        settings.authority = self.releases.authority(&self.peer_releases);
+        settings.authority = match self.releases.authority(&self.peer_releases) {
+            Authority::Decides { .. } if manifests.gateways_unknown => Authority::Unread,
+            authority => authority,
+        };
         settings.other_gateways = Arc::clone(&self.peer_releases.addresses);
     }
 

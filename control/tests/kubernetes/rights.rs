@@ -80,6 +80,48 @@ fn a_gateway_that_may_not_read_pods_still_serves_and_reports_it() {
     assert!(error.starts_with("Pod objects cannot be read") && error.contains("403"), "{error}");
 }
 
+/// The roles are those of a version without the Gateway API.
+#[test]
+fn gateways_that_may_not_be_read_keep_new_services_waiting() {
+    const RBAC: &str = "rbac.authorization.k8s.io/v1";
+    let pools = Setting {
+        document: "pools: [{name: public, addresses: [203.0.113.0/28]}]".into(),
+        ..Setting::default()
+    };
+    let world_without_rights = || {
+        let world = World::new();
+        let role = world.api.get(RBAC, "ClusterRole", "", "tidegate").expect("installed");
+        let is_of_gateways = |rule: &Value| rule["apiGroups"][0] == "gateway.networking.k8s.io";
+        let edit = |role: &mut Value| {
+            role["rules"].as_array_mut().expect("rules").retain(|rule| !is_of_gateways(rule))
+        };
+        world.api.edit(RBAC, "ClusterRole", "", "tidegate", edit).expect("legal");
+        world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+        (world, role)
+    };
+    let (mut world, _) = world_without_rights();
+    world.start_with("edge-1", &pools);
+    world.until("an address, because there are no Gateways", || {
+        (world.gateway("edge-1").vips("web").len() == 1).then_some(())
+    });
+    drop(world);
+
+    let (mut world, role) = world_without_rights();
+    define(&world);
+    world.start_with("edge-1", &pools);
+    world.until("the reason", || {
+        let service = world.api.get("v1", "Service", "shop", "web")?;
+        let conditions = service["status"]["conditions"].as_array()?.clone();
+        let allocated = conditions.into_iter().find(|one| one["type"] == "tidegate.dev/Allocated")?;
+        let waits = text(&allocated["message"]).contains("permission to read Gateways");
+        (waits && allocated["status"] == "False").then_some(())
+    });
+    assert!(world.gateway("edge-1").vips("web").is_empty());
+    let rules = role["rules"].clone();
+    world.api.edit(RBAC, "ClusterRole", "", "tidegate", |role| role["rules"] = rules.clone()).expect("legal");
+    world.until("an address", || (world.gateway("edge-1").vips("web").len() == 1).then_some(()));
+}
+
 #[test]
 fn rbac_is_the_least_that_works() {
     needs!(Needs::Requests);

@@ -180,7 +180,8 @@ pub const KEYS: &[Key] = &[
 
     key("gatewayApi.enabled", "`auto`, `true`, `false`", Value("auto"), "true", Restart,
         "Read the objects of the Gateway API: GatewayClass, Gateway, ListenerSet, TCPRoute, UDPRoute and ReferenceGrant. `auto`: those that the API server has a \
-         definition of, also if it gets one later. `true`: a missing definition is an error in `tidegate status`. `false`: none of them."),
+         definition of, also if it gets one later. `true`: a missing definition is an error in `tidegate status`. `false`: none of them; delete Gateways first, \
+         because their addresses count as free and their finalizers stay. All gateways need the same value."),
 
     key("services.defaults.forwarding", "`dsr-l2`, `dsr-ipip`, `dsr-gue`, `dsr-gre`, `dsr-geneve`, `dsr-dscp`, `nat`, `fullnat`", Value("fullnat"), "nat", Reload,
         "The forwarding mode of Services without an annotation for it."),

@@ -329,7 +329,7 @@ impl Allocation {
     pub(super) fn withheld_count(&self) -> usize {
         match &self.authority {
             Authority::Decides { withheld } => withheld.len(),
-            Authority::Waits | Authority::Follows => 0,
+            Authority::Waits | Authority::Unread | Authority::Follows => 0,
         }
     }
 

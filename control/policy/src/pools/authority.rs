@@ -21,6 +21,8 @@ pub enum Authority {
     },
     /// This gateway, which doesn't assign addresses yet: another gateway may still serve any released address.
     Waits,
+    /// This gateway, which doesn't assign addresses yet: it can't read Gateways, which may have any address.
+    Unread,
     /// Another gateway: only addresses that Services already have are granted.
     Follows,
 }

@@ -27,6 +27,7 @@ impl Allocation {
         let waits_for = match self.authority() {
             Authority::Follows => Some("the leader to assign an address"),
             Authority::Waits => Some("every gateway to confirm that it has withdrawn released addresses"),
+            Authority::Unread => Some("permission to read Gateways, which may have any address of the pools"),
             Authority::Decides { .. } => None,
         };
         if let Some(whom) = waits_for {

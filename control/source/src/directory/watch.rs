@@ -196,6 +196,7 @@ fn update(files: &Files, endpoint_slices_mib: u32, revision: u64, seen: Instant)
         objects: Arc::new(objects),
         version: 0,
         keeps_services: false,
+        gateways_unknown: false,
         report: Arc::new(report),
         faults_of_namespaces: Arc::default(),
         stale: files.stale().into(),

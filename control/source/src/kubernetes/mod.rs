@@ -307,7 +307,7 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
         let listed = reflect::list_all(requests, kind, budget);
         let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {
             Ok((received, _)) => received,
-            Err(wire::Fault::Refused { code: 404, .. }) if kind.optional => {
+            Err(fault) if requests.is_absence(&fault, kind).await => {
                 if kind.is_gateway_api && config.gateway_api == GatewayApi::Required {
                     report.push(hub::missing_definition(kind.name));
                 }
@@ -357,6 +357,7 @@ impl SourceUpdate {
             objects: Arc::default(),
             version: 0,
             keeps_services: false,
+            gateways_unknown: false,
             report: Arc::default(),
             faults_of_namespaces: Arc::default(),
             stale: Arc::from([]),

@@ -254,7 +254,7 @@ impl Reflector {
                 self.send(Event::Listed(items, point)).await;
                 Ok(version)
             }
-            Err(fault) if fault.is_absence(self.kind) => {
+            Err(fault) if requests.is_absence(&fault, self.kind).await => {
                 let point = Point { cluster: self.cluster.clone(), version: 0 };
                 self.send(Event::Absent(connection.server, point)).await;
                 Err(End::Absent)

@@ -508,6 +508,7 @@ impl Hub {
             objects: Arc::new(self.objects.clone()),
             version,
             keeps_services: [SERVICE, GATEWAY].iter().any(|kind| self.stores[*kind].retain.kept().len() > 0),
+            gateways_unknown: self.stores[GATEWAY].is_unknown(),
             report: Arc::new(report),
             faults_of_namespaces: Arc::new(of_namespaces),
             stale: Arc::from([]),

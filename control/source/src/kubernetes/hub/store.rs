@@ -71,6 +71,11 @@ impl Store {
         self.up = up;
     }
 
+    /// Whether the objects were never known, because the API server doesn't allow the gateway to read the kind.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.forbidden.is_some() && self.last_point.is_none()
+    }
+
     /// How long there has been no watch.
     pub(super) fn outage(&self, now: Instant) -> Duration {
         if self.up { Duration::ZERO } else { now.saturating_duration_since(self.since) }

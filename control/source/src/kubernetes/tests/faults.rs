@@ -708,6 +708,9 @@ async fn pods_are_not_requested_unless_their_weights_are() {
     assert!(world.server.requests().iter().all(|request| !request.path.contains("pods")));
 }
 
+const POOL_DEFINITION: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kubernetes/crds/tidegate.dev_addresspools.yaml");
+
 #[tokio::test]
 async fn a_forbidden_optional_kind_is_reported_without_delaying_the_start() {
     for (path, kind) in [("/api/v1/pods", "Pod"), ("/apis/tidegate.dev/v1alpha1/addresspools", "AddressPool")]
@@ -715,6 +718,7 @@ async fn a_forbidden_optional_kind_is_reported_without_delaying_the_start() {
         let mut world = World::new();
         world.config.pod_weights = true;
         world.apply_web();
+        world.server.apply(&std::fs::read_to_string(POOL_DEFINITION).expect("a definition")).expect("legal");
         world.server.faults().on(path, Fault::ServerError(403));
         let source = world.start_tuned(Tuning { absent: Duration::from_millis(100), ..quick() });
         let update = until(&source, "objects", |u| service(u, "web").is_some()).await;
@@ -768,9 +772,7 @@ async fn pools_whose_definition_is_removed_stay_and_are_reported() {
     let tuning = Tuning { absent: Duration::from_millis(100), ..quick() };
     let pool = "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public}\nspec: {addresses: \
                 [203.0.113.0/28]}\n";
-    let definition =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kubernetes/crds/tidegate.dev_addresspools.yaml");
-    world.server.apply(&std::fs::read_to_string(definition).expect("a definition")).expect("legal");
+    world.server.apply(&std::fs::read_to_string(POOL_DEFINITION).expect("a definition")).expect("legal");
     world.server.apply(pool).expect("legal");
     world.apply_web();
     let has_pool = |u: &SourceUpdate| u.objects.address_pools.contains_key("public");

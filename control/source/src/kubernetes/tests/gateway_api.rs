@@ -202,6 +202,29 @@ async fn the_version_does_not_advance_while_gateways_are_not_watched() {
 }
 
 #[tokio::test]
+async fn gateways_that_may_not_be_read_are_unknown_if_they_are_defined() {
+    let world = World::new();
+    world.server.faults().on("/apis/gateway.networking.k8s.io/v1/", Fault::ServerError(403));
+    let source = world.start_tuned(impatient());
+    let update = until(&source, "the first state", |_| true).await;
+    assert_eq!((update.gateways_unknown, update.report.len()), (false, 0), "there are none");
+    drop(source);
+    let world = World::new();
+    world.server.faults().on("/apis/gateway.networking.k8s.io/v1/", Fault::ServerError(403));
+    apply(&world);
+    let source = world.start_tuned(impatient());
+    let update = until(&source, "the first state", |_| true).await;
+    assert!(update.gateways_unknown);
+    assert!(update.report.to_string().contains("Gateway objects cannot be read"), "{}", update.report);
+    world.server.faults().clear();
+    until(&source, "all objects", |u| has_all(u) && !u.gateways_unknown).await;
+    world.server.faults().on("/apis/gateway.networking.k8s.io/v1/", Fault::ServerError(403));
+    world.server.faults().end_watches();
+    let update = until(&source, "the loss", |u| !u.report.is_empty()).await;
+    assert!(has_all(&update) && !update.gateways_unknown, "the last ones are known");
+}
+
+#[tokio::test]
 async fn both_sources_give_equal_objects() {
     let world = World::new();
     apply(&world);

@@ -61,6 +61,20 @@ impl Requests<'_> {
         Ok(list.items.into_iter().next().map(|item| item.metadata.uid).unwrap_or_default())
     }
 
+    /// Whether a list failed because the API server doesn't have the kind, which is optional. A gateway without
+    /// permission for the kind gets the same response whether it exists or not, but every account may read which kinds
+    /// exist (the ClusterRole `system:discovery`).
+    pub(super) async fn is_absence(self, fault: &Fault, kind: &Kind) -> bool {
+        if !(kind.optional && fault.is_forbidden()) {
+            return fault.is_absence(kind);
+        }
+        let Some((version, plural)) = kind.path.rsplit_once('/') else { return false };
+        match self.read::<ApiResources>(version.to_owned(), JSON).await {
+            Ok(kinds) => !kinds.resources.iter().any(|one| one.name == plural),
+            Err(fault) => fault.is_absence(kind),
+        }
+    }
+
     /// The current version of the API server's objects of a kind, and the version of the object `key` if the API server
     /// has it. With `--etcd-servers-overrides`, kinds are stored in etcds with separate versions.
     pub(super) async fn versions(
@@ -180,6 +194,17 @@ fn time_of(date: &str) -> Option<Timestamp> {
 /// Reads `null` as the default, as the API does for every field.
 fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(field: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(field)?.unwrap_or_default())
+}
+
+/// The kinds of a version of a group.
+#[derive(Deserialize)]
+struct ApiResources {
+    resources: Vec<ApiResource>,
+}
+
+#[derive(Deserialize)]
+struct ApiResource {
+    name: String,
 }
 
 /// The metadata of a list and of its items. A list of metadata without items has `items: null`.
