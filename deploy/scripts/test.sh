@@ -37,7 +37,8 @@ ahead=$!
 
 # --workspace, although the tests are in one package: another selection has other features and rebuilds everything.
 stage "end to end, in network namespaces"
-"$cargo" test --workspace --test e2e --locked
+# A test waits for more than half of its time.
+"$cargo" test --workspace --test e2e --locked -- --test-threads "$(($(nproc) * 3 / 2))"
 
 # These tests mostly wait: for leases, timeouts and grace periods.
 stage "with an API server"
