@@ -42,6 +42,9 @@ pub struct Service {
     /// Whether it keeps the addresses that it has and gets no new one, because it is the Service of a Gateway that is
     /// not accepted.
     pub gets_no_address: bool,
+    /// How many of the last ports ListenerSets add to a Gateway. Owners of other namespaces write ListenerSets, so these
+    /// ports never decide which address the Gateway gets: it claims them when it has one.
+    pub added_ports: usize,
     /// `spec.loadBalancerClass`.
     pub load_balancer_class: Option<String>,
     /// `spec.allocateLoadBalancerNodePorts`, default true.

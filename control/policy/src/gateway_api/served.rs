@@ -41,9 +41,11 @@ pub(super) fn served(
             routed: Some(routed.unwrap_or_default()),
         })
     };
+    let of_sets = sites.iter().filter(|site| site.set.is_some() && site.state.served.is_some());
     Arc::new(Service {
         service_type: ServiceType::LoadBalancer,
         gets_no_address: !is_accepted,
+        added_ports: if is_accepted { of_sets.count() } else { 0 },
         ports: sites.iter().zip(routed).filter_map(port).collect(),
         allocate_node_ports: false,
         ..released(gateway)
@@ -54,7 +56,8 @@ pub(super) fn served(
 pub(super) fn released(gateway: &Gateway) -> Service {
     let ingress_ips = assigned(&gateway.status.addresses);
     let ingress = |ip: &IpAddr| Ingress { ip: Some(*ip), ..Ingress::default() };
-    let Metadata { key, uid, creation_time, deletion_time, faults, origin, .. } = gateway.meta.clone();
+    let Metadata { key, uid, creation_time, deletion_time, faults, origin, .. } =
+        gateway.meta.clone();
     let mut annotations = gateway.infrastructure_annotations.clone();
     let (any, requested): (Vec<&str>, Vec<&str>) =
         gateway.addresses.iter().map(|a| a.value.as_str()).partition(|value| value.is_empty());

@@ -1,10 +1,11 @@
-//! Assigns addresses to Services in three passes.
+//! Assigns addresses to Services in four passes.
 //!
 //! 1. Each Service keeps the addresses that it has: the addresses of the previous call, otherwise the addresses in its
 //!    status (`keep`).
 //! 2. New ports on kept addresses, external IPs and requested addresses (`tidegate.dev/load-balancer-ips`,
 //!    `spec.loadBalancerIP`).
 //! 3. An address chosen from a pool for every Service that still lacks one.
+//! 4. The ports that ListenerSets add to a Gateway, on its new addresses.
 //!
 //! So a chosen address never blocks a requested one, unless it was assigned before the request was made.
 //! [`Allocator`](super::Allocator) decides which Services take part, and in which order.
@@ -85,6 +86,13 @@ impl<'a> Applicant<'a> {
 
     pub(super) fn ports(&self) -> Vec<PortKey> {
         self.service.ports.iter().map(|p| (p.protocol, p.port.get())).collect()
+    }
+
+    /// Its ports without those that ListenerSets add to a Gateway. A new address must have them free.
+    pub(super) fn own_ports(&self) -> Vec<PortKey> {
+        let mut ports = self.ports();
+        ports.truncate(ports.len().saturating_sub(self.service.added_ports));
+        ports
     }
 }
 
@@ -270,7 +278,7 @@ impl Allocation {
         ip: IpAddr,
     ) {
         let is_counted = self.ledger.namespace_owns(&applicant.key().namespace, ip);
-        let ports = applicant.ports();
+        let ports = applicant.own_ports();
         let claim = self.claim(pool, applicant, &ports);
         self.try_claim(ip, &claim).expect("each address is given after `admits` or while no Service owns it");
         self.count_for_namespace(applicant, Some(pool), is_counted);
@@ -296,7 +304,7 @@ impl Allocation {
         ip: IpAddr,
         applicant: &Applicant<'_>,
     ) -> Result<(), ClaimConflict> {
-        let ports = applicant.ports();
+        let ports = applicant.own_ports();
         self.ledger.admits(ip, &self.claim(pool, applicant, &ports)).inspect_err(|_| self.mark_dependent())
     }
 

@@ -1,6 +1,6 @@
 //! [`Allocator`]: which Service has which address, updated incrementally.
 //!
-//! Addresses are assigned in three passes (`allocate`) over all Services that take part. When some Services change, the
+//! Addresses are assigned in passes (`allocate`) over all Services that take part. When some Services change, the
 //! passes run again only for Services that the change can affect:
 //! - Services that changed, or whose previous addresses have changed since their last computation;
 //! - Services whose result depends on others: they were refused because of another Service, or their address was
@@ -194,6 +194,11 @@ impl Allocator {
         }
         for Computation { applicant, granted, footprint } in &mut *computations {
             self.allocation.run_step(footprint, |allocation| allocation.choose(applicant, granted));
+        }
+        for Computation { applicant, granted, footprint } in &mut *computations {
+            if applicant.service.added_ports > 0 {
+                self.allocation.run_step(footprint, |allocation| allocation.extend(applicant, granted));
+            }
         }
         for Computation { applicant, granted, footprint } in computations {
             self.allocation

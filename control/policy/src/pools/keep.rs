@@ -43,7 +43,8 @@ impl Allocation {
                 // The address is shared and all ports have changed. `keep_rest` decides whether the Service keeps the
                 // address.
                 ClaimKind::LoadBalancer
-                    if own.is_empty() && owned.sharing_key.is_some() && !requested.is_empty() => {}
+                    if own.is_empty() && owned.sharing_key.is_some() && !applicant.own_ports().is_empty() => {
+                }
                 ClaimKind::LoadBalancer => self.keep_address(applicant, granted, owned, &own),
                 ClaimKind::ExternalIp => self.keep_external(applicant, granted, owned, &own),
             }
@@ -60,7 +61,7 @@ impl Allocation {
                         continue;
                     }
                     let own = self.not_of_others(applicant, owned.address, requested.iter().copied());
-                    if !own.is_empty() || requested.is_empty() {
+                    if !own.is_empty() || applicant.own_ports().is_empty() {
                         self.keep_address(applicant, granted, owned, &own);
                     }
                 }
@@ -274,12 +275,14 @@ impl Allocation {
         }
     }
 
-    /// Pass 2: claims new ports of the applicant on the addresses that it keeps.
+    /// Pass 2: claims new ports of the applicant on the addresses that it keeps. Pass 4: claims the ports that
+    /// ListenerSets add, on new addresses.
     pub(super) fn extend(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let addresses: Vec<IpAddr> = granted.load_balancer.iter().map(|assigned| assigned.address).collect();
         for ip in addresses {
             for (j, port) in applicant.ports().into_iter().enumerate() {
-                if self.ledger.owner(ip, port) == Some(applicant.key()) {
+                let is_own = self.ledger.owner(ip, port) == Some(applicant.key());
+                if is_own || granted.contested.contains(&(ip, port)) {
                     continue;
                 }
                 let claim = Claim {

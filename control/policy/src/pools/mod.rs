@@ -1,10 +1,11 @@
 //! Decides which Service has which address: a pure function of pools, Services and the Services' previous addresses.
 //!
-//! [`Ledger`] records claims on (address, port, protocol). It is filled in three passes (`allocate`): Services keep
-//! what they have and still request; then externalIPs and requested addresses are claimed; then an address is chosen
-//! for each Service that still lacks one. Within a pass, Services are ordered by creation time, then UID, then name,
-//! so the order in which files are read has no effect. [`Allocator`] keeps the result and recomputes only what a
-//! change can affect. `reconcile` calls it, and adds locations to the [`Problem`]s of refused requests.
+//! [`Ledger`] records claims on (address, port, protocol). It is filled in passes (`allocate`): Services keep what they
+//! have and still request; then externalIPs and requested addresses are claimed; then an address is chosen for each
+//! Service that still lacks one; then Gateways get the ports that ListenerSets add. Within a pass, Services are ordered
+//! by creation time, then UID, then name, so the order in which files are read has no effect. [`Allocator`] keeps the
+//! result and recomputes only what a change can affect. `reconcile` calls it, and adds locations to the [`Problem`]s of
+//! refused requests.
 //!
 //! The addresses of a Service are remembered port by port ([`OwnedAddress`]). They survive restarts in the Service's
 //! status or, with a directory source, in a file of the daemon. A change of a pool never takes an address from a

@@ -104,6 +104,10 @@ fn made(n: u8, wants: &Wants) -> Service {
         made = created(made, wants.created);
     }
     made.ports = vec![service_port(80 + u16::from(wants.at % 2), Protocol::Tcp)];
+    if wants.at == 2 {
+        made.ports.push(service_port(81, Protocol::Tcp));
+        made.added_ports = 1;
+    }
     made.ip_family_policy = wants.policy;
     made.ingress_ips = wants.ingress.iter().map(|n| address(*n)).collect();
     if wants.at == 3 || wants.role == Role::ExternalOnly {

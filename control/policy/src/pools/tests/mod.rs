@@ -145,6 +145,70 @@ fn requested_addresses_are_assigned_before_any_is_chosen() {
 }
 
 #[test]
+fn a_port_of_a_listener_set_decides_no_address() {
+    let pools = [pool("two", &["203.0.113.6/31"])];
+    let taking_81 = |time| {
+        let mut web = created(service("default", "web"), time);
+        web.ports = vec![service_port(81, Protocol::Tcp)];
+        web
+    };
+    let mut edge = created(service("default", "edge"), 2);
+    edge.ports = vec![service_port(80, Protocol::Tcp), service_port(81, Protocol::Tcp)];
+    edge.added_ports = 1;
+    fn keyed(applicant: Applicant<'_>) -> Applicant<'_> {
+        Applicant { sharing_key: Some("k".into()), ..applicant }
+    }
+    let contested = |allocated: &Allocated| allocated.granted[&edge.meta.key].contested.clone();
+    let lost = BTreeSet::from([(ip("203.0.113.7"), (Protocol::Tcp, 81))]);
+    for time in [1, 3] {
+        let web = taking_81(time);
+        let keyed_web = keyed(requesting(&web, "203.0.113.7"));
+        for edge in [applicant(&edge), requesting(&edge, "203.0.113.7")] {
+            let edge = || keyed(edge.clone());
+            let allocated = run(&pools, &[keyed_web.clone(), edge()]);
+            for name in ["web", "edge"] {
+                assert_eq!(addresses(&allocated, "default", name), [ip("203.0.113.7")], "{name} at {time}");
+            }
+            assert_eq!(contested(&allocated), lost);
+            let refused = problems(&allocated, "edge");
+            assert_eq!(refused.len(), 1, "{refused:?}");
+            assert!(refused[0].what.contains("TCP port 81 belongs to Service default/web"), "{refused:?}");
+            // Next time, and when the port is free.
+            let again = allocate(
+                &pools,
+                &BTreeMap::new(),
+                &[keyed_web.clone(), edge()],
+                &allocated.allocations,
+                &Authority::default(),
+            );
+            assert_eq!(again.granted, allocated.granted);
+            let alone =
+                allocate(&pools, &BTreeMap::new(), &[edge()], &allocated.allocations, &Authority::default());
+            assert_eq!(contested(&alone), BTreeSet::new());
+        }
+    }
+}
+
+#[test]
+fn a_gateway_keeps_its_address_when_its_only_port_moves_to_a_taken_one() {
+    let pools = [pool("one", &["203.0.113.7/32"])];
+    let web = created(service("default", "web"), 1);
+    let edge = |port: u16| {
+        let mut edge = created(service("default", "edge"), 2);
+        edge.ports = vec![service_port(port, Protocol::Tcp)];
+        edge.added_ports = 1;
+        edge
+    };
+    let keyed = |service| Applicant { sharing_key: Some("k".into()), ..applicant(service) };
+    let (before, after) = (edge(81), edge(80));
+    let first = run(&pools, &[keyed(&web), keyed(&before)]);
+    let both = [keyed(&web), keyed(&after)];
+    let then = allocate(&pools, &BTreeMap::new(), &both, &first.allocations, &Authority::default());
+    assert_eq!(addresses(&then, "default", "edge"), [ip("203.0.113.7")]);
+    assert_eq!(then.granted[&after.meta.key].contested.len(), 1);
+}
+
+#[test]
 fn refused_requests_name_the_reason_and_what_would_be_granted() {
     let web = service("default", "web");
     let mut internal = pool("internal", &["198.51.100.0/29"]);

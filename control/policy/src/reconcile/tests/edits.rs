@@ -119,6 +119,7 @@ fn arbitrary_gateway() -> impl Strategy<Value = Edit> {
             ServicePort { routed: Some(Arc::clone(&routed)), ..listener }
         };
         gateway.ports = listeners.into_iter().map(listener).collect();
+        gateway.added_ports = gateway.ports.len() / 2;
         Edit::Put(Box::new(gateway))
     })
 }

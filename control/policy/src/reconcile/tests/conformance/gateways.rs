@@ -105,3 +105,47 @@ fn a_change_of_a_backend_service_reaches_the_gateway() {
     );
     assert_eq!(only(&both.step()).backends.len(), 4);
 }
+
+#[test]
+fn a_port_of_a_listener_set_cannot_deny_the_gateway_its_address() {
+    let key = "annotations: {tidegate.dev/allow-shared-ip: k, tidegate.dev/load-balancer-ips: 203.0.113.5}";
+    let taken = format!(
+        "
+apiVersion: v1
+kind: Service
+metadata: {{name: old, namespace: shop, {key}}}
+spec: {{type: LoadBalancer, allocateLoadBalancerNodePorts: false, ports: [{{port: 81}}]}}
+---
+"
+    );
+    let mut both = Both::new(&taken);
+    both.step();
+    let with_set = routed(1, 1, 0)
+        .replace("annotations: {tidegate.dev/forwarding: nat}", key)
+        .replace("  listeners:", "  allowedListeners: {namespaces: {from: All}}\n  listeners:");
+    let set = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: more, namespace: team}
+spec:
+  parentRef: {name: edge, namespace: shop}
+  listeners: [{name: free, port: 82, protocol: TCP}, {name: taken, port: 81, protocol: TCP}]
+---
+";
+    both.set(&(taken + &with_set + set));
+    let outcome = both.step();
+    assert_eq!(keys(&outcome), ["TCP 203.0.113.5:80", "TCP 203.0.113.5:81", "TCP 203.0.113.5:82"]);
+    let edge = outcome.services.iter().find(|view| view.name == "gateway/edge").expect("a Gateway");
+    let refused: Vec<(&str, bool)> =
+        edge.ports.iter().map(|port| (port.name.as_str(), port.refused.is_some())).collect();
+    assert_eq!(refused, [("tcp", false), ("team/more/free", false), ("team/more/taken", true)]);
+    let conflicts = outcome.findings.iter().filter(|finding| finding.reason == Reason::Conflict);
+    let texts: Vec<&str> = conflicts.map(|finding| finding.diagnostic.what.as_str()).collect();
+    assert_eq!(
+        texts,
+        [
+            "TCP port 81 on address 203.0.113.5 of Gateway shop/edge is not programmed: TCP port 81 belongs to \
+          Service shop/old"
+        ]
+    );
+}
