@@ -94,10 +94,15 @@ impl Attaching<'_> {
             let Some(of_parent) = named(parent, route, self.gateway, &self.sites, &self.refused) else {
                 continue;
             };
-            let accepted = match may_attach(parent, route, &self.sites, &of_parent, self.objects) {
+            let attached = match of_parent {
+                Ok(of_parent) => may_attach(parent, route, &self.sites, &of_parent, self.objects),
+                Err(refused) => Err((reason::NO_MATCHING_PARENT, set_not_allowed(refused, self.gateway))),
+            };
+            let accepted = match attached {
                 Ok(attached) => {
-                    attached.into_iter().for_each(|at| attaches[at] = true);
-                    accepted()
+                    attached.iter().for_each(|at| attaches[*at] = true);
+                    let message = without_served(&self.sites, &attached);
+                    ConditionState { message, ..accepted() }
                 }
                 Err((reason, message)) => not_accepted(reason, message),
             };
@@ -173,24 +178,43 @@ fn not_allowed() -> ConditionState {
     not_accepted(reason::NOT_ALLOWED, message)
 }
 
-/// The listeners of a parent, if it is this Gateway or one of its ListenerSets.
-fn named(
+/// Why a route cannot attach to a ListenerSet that the Gateway does not allow.
+fn set_not_allowed(set: &ListenerSet, gateway: &Gateway) -> String {
+    format!(
+        "spec.allowedListeners of Gateway {} does not allow ListenerSet {}",
+        gateway.meta.key, set.meta.key
+    )
+}
+
+/// The message about a route that attaches only to listeners that are not served; empty if one is served. By the
+/// specification, the state of a listener has no effect on the attachment of routes.
+fn without_served(sites: &[Site<'_>], attached: &[usize]) -> String {
+    if attached.iter().any(|at| sites[*at].state.served.is_some()) {
+        return String::new();
+    }
+    let names: Vec<&str> = attached.iter().map(|at| sites[*at].listener.name.as_str()).collect();
+    format!("no flows: listener {} is not accepted", names.join(", "))
+}
+
+/// The listeners of a parent, or the ListenerSet that the Gateway does not allow, if the parent is this Gateway or one of
+/// its ListenerSets.
+fn named<'a>(
     parent: &ParentRef,
     route: &Route,
     gateway: &Gateway,
     sites: &[Site<'_>],
-    refused: &[&Arc<ListenerSet>],
-) -> Option<Vec<usize>> {
+    refused: &[&'a Arc<ListenerSet>],
+) -> Option<Result<Vec<usize>, &'a ListenerSet>> {
     let of = |set: Option<&ObjectKey>| {
         let of_parent = sites.iter().enumerate().filter(|(_, site)| site.set.map(|set| &set.meta.key) == set);
         of_parent.map(|(at, _)| at).collect::<Vec<_>>()
     };
     match parent_of(parent, &route.meta.key.namespace)? {
-        Parent::Gateway(key) => (key == gateway.meta.key).then(|| of(None)),
-        Parent::ListenerSet(key) => {
-            let listeners = of(Some(&key));
-            (!listeners.is_empty() || refused.iter().any(|set| set.meta.key == key)).then_some(listeners)
-        }
+        Parent::Gateway(key) => (key == gateway.meta.key).then(|| Ok(of(None))),
+        Parent::ListenerSet(key) => match refused.iter().find(|set| set.meta.key == key) {
+            Some(refused) => Some(Err(refused)),
+            None => Some(of(Some(&key))).filter(|listeners| !listeners.is_empty()).map(Ok),
+        },
     }
 }
 
@@ -226,11 +250,7 @@ fn may_attach(
             format!("no listener allows a {kind} of namespace {namespace} (protocol, allowedRoutes)");
         return Err((reason::NOT_ALLOWED_BY_LISTENERS, message));
     }
-    let served: Vec<usize> = allowed.into_iter().filter(|at| sites[*at].state.served.is_some()).collect();
-    match served.is_empty() {
-        true => Err((reason::NO_MATCHING_PARENT, "the listener is not accepted".to_owned())),
-        false => Ok(served),
-    }
+    Ok(allowed)
 }
 
 /// The finding about a refusal.

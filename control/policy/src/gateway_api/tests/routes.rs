@@ -144,17 +144,11 @@ spec: {grant}
 
 #[test]
 fn a_route_attaches_to_a_listener_set_only_by_name() {
-    let set = "
-apiVersion: gateway.networking.k8s.io/v1
-kind: ListenerSet
-metadata: {name: more, namespace: shop}
-spec: {parentRef: {name: edge}, listeners: [{name: tcp, port: 82, protocol: TCP}]}
----
-";
+    let set = listener_set("more", 82);
     let gateway =
         gateway("{name: tcp, port: 80, protocol: TCP}", ", allowedListeners: {namespaces: {from: Same}}");
     let with = |parents: &str| {
-        world(&(gateway.clone() + set + &service("shop/web") + &route("TCPRoute", "shop/r", parents, WEB)))
+        world(&(gateway.clone() + &set + &service("shop/web") + &route("TCPRoute", "shop/r", parents, WEB)))
     };
     let counts = |world: &World| {
         (world.listeners()[0].1, world.states.listener_sets[&key("shop/more")].listeners[0].attached_routes)
@@ -180,4 +174,45 @@ fn every_backend_that_cannot_be_used_is_reported() {
     let faults = ["Service shop/none does not exist", "Service shop/web has no TCP port 81"];
     let faults = faults.map(|fault| format!("TCPRoute shop/r: {fault}: its share of new flows is rejected"));
     assert_eq!(world.found(), faults);
+}
+
+/// A ListenerSet `shop/NAME` with a listener on this port.
+fn listener_set(name: &str, port: u16) -> String {
+    format!(
+        "
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {{name: {name}, namespace: shop}}
+spec: {{parentRef: {{name: edge}}, listeners: [{{name: tcp, port: {port}, protocol: TCP}}]}}
+---
+"
+    )
+}
+
+#[test]
+fn a_conflict_of_a_listener_has_no_effect_on_the_attachment_of_routes() {
+    let all = gateway(TCP, ", allowedListeners: {namespaces: {from: Same}}")
+        + &listener_set("more", 80)
+        + &service("shop/web")
+        + &route("TCPRoute", "shop/r", "{kind: ListenerSet, name: more}", WEB);
+    let world = world(&all);
+    let listener = World::listener(&world.states.listener_sets[&key("shop/more")].listeners[0]);
+    let conflict = ["Accepted: False HostnameConflict", "Conflicted: True HostnameConflict"];
+    assert_eq!(listener, ("tcp".into(), 1, conflict.map(str::to_owned).to_vec()));
+    assert_eq!(world.tcp_route("shop/r").concat(), OK);
+    let message = &world.states.tcp_routes[&key("shop/r")][0].conditions[0].message;
+    assert_eq!(message, "no flows: listener tcp is not accepted");
+    assert!(world.served().iter().all(|(.., backends)| backends.is_empty()), "{:?}", world.served());
+}
+
+#[test]
+fn a_route_of_a_listener_set_that_is_not_allowed_says_so() {
+    let all = gateway(TCP, "")
+        + &listener_set("more", 82)
+        + &service("shop/web")
+        + &route("TCPRoute", "shop/r", "{kind: ListenerSet, name: more, sectionName: tcp}", WEB);
+    let world = world(&all);
+    assert_eq!(world.tcp_route("shop/r").concat()[0], "Accepted: False NoMatchingParent");
+    let message = "spec.allowedListeners of Gateway shop/edge does not allow ListenerSet shop/more";
+    assert!(world.found().contains(&format!("TCPRoute shop/r: {message}")), "{:?}", world.found());
 }
