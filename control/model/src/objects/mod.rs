@@ -111,6 +111,9 @@ pub struct Metadata {
     pub uid: String,
     /// The creation time, if known. It decides which Service keeps a contested address.
     pub creation_time: Option<jiff::Timestamp>,
+    /// The order in which ListenerSets and routes without a creation time appeared in a directory: 0 for those that were
+    /// there when the gateway started, and for all other objects.
+    pub arrival: u64,
     /// `deletionTimestamp`, which is set while the object waits for its deletion.
     pub deletion_time: Option<jiff::Timestamp>,
     /// Labels.

@@ -38,9 +38,10 @@ impl<'a> Members<'a> {
     }
 }
 
-/// The order in which objects of equal rights have precedence: the oldest first, then by namespace and name.
+/// The order in which objects of equal rights have precedence: the oldest first, then by namespace and name. Those
+/// without a creation time come last, in the order in which they appeared.
 fn precedence(meta: &Metadata) -> impl Ord + '_ {
-    (meta.creation_time.is_none(), meta.creation_time, &meta.key)
+    (meta.creation_time.is_none(), meta.creation_time, meta.arrival, &meta.key)
 }
 
 /// The route with this identity.

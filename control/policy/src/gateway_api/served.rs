@@ -56,7 +56,7 @@ pub(super) fn served(
 pub(super) fn released(gateway: &Gateway) -> Service {
     let ingress_ips = assigned(&gateway.status.addresses);
     let ingress = |ip: &IpAddr| Ingress { ip: Some(*ip), ..Ingress::default() };
-    let Metadata { key, uid, creation_time, deletion_time, faults, origin, .. } =
+    let Metadata { key, uid, creation_time, arrival, deletion_time, faults, origin, .. } =
         gateway.meta.clone();
     let mut annotations = gateway.infrastructure_annotations.clone();
     let (any, requested): (Vec<&str>, Vec<&str>) =
@@ -72,6 +72,7 @@ pub(super) fn released(gateway: &Gateway) -> Service {
         key,
         uid,
         creation_time,
+        arrival,
         deletion_time,
         labels,
         annotations,

@@ -11,9 +11,10 @@
 //!
 //! Invariants: an object with an error keeps its last valid version, if there was one, and the other objects of its
 //! file are read as usual. A file with an error in its text loses no object, because an apparent deletion may be a file
-//! that is still being written: missing objects are kept until the file has no error.
+//! that is still being written: missing objects are kept until the file has no error. An object keeps its place in the
+//! order of arrival as long as any file contains it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -47,6 +48,15 @@ pub(super) struct Files {
     files: BTreeMap<PathBuf, FileState>,
     /// Faults of directories at the last refresh.
     listing: Report,
+    arrivals: Arrivals,
+}
+
+/// When ListenerSets and routes without a creation time appeared, by the number of the refresh. An object of a lower
+/// number has precedence, so that a new file takes nothing from the objects of others.
+#[derive(Debug, Default)]
+struct Arrivals {
+    refreshes: u64,
+    seen: HashMap<(&'static str, ObjectKey), u64>,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +93,7 @@ struct Lost {
 impl Files {
     pub(super) fn new(root: &Path, loss_grace: Duration, gateway_api: GatewayApi) -> Self {
         let (files, listing) = (BTreeMap::new(), Report::new());
-        Self { root: root.to_owned(), loss_grace, gateway_api, files, listing }
+        Self { root: root.to_owned(), loss_grace, gateway_api, files, listing, arrivals: Arrivals::default() }
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -120,9 +130,13 @@ impl Files {
             if matches!(found, Found::File(_)) {
                 state.device = path.parent().and_then(|dir| listing.devices.get(dir)).copied();
             }
-            changed |= state.refresh(&path, &found, self.gateway_api);
+            changed |= state.refresh(&path, &found, self.gateway_api, &mut self.arrivals);
         }
         changed |= self.expire();
+        if changed {
+            self.forget_arrivals();
+        }
+        self.arrivals.refreshes += 1;
         changed |= listing.report != self.listing;
         self.listing = listing.report;
         changed
@@ -134,7 +148,17 @@ impl Files {
         for state in self.files.values_mut() {
             expired |= state.expire(self.loss_grace);
         }
+        if expired {
+            self.forget_arrivals();
+        }
         expired
+    }
+
+    /// Forgets objects that no file contains any more.
+    fn forget_arrivals(&mut self) {
+        let all = self.files.values().flat_map(|file| file.objects.iter().chain(&file.earlier));
+        let present: HashSet<_> = all.map(identity).collect();
+        self.arrivals.seen.retain(|(kind, key), _| present.contains(&(*kind, key)));
     }
 
     /// Combines all files: the objects, the refused objects that have no earlier version in use, and all faults.
@@ -210,6 +234,18 @@ impl Files {
     }
 }
 
+impl Arrivals {
+    /// Records when an object appeared, if that matters.
+    fn rank(&mut self, object: &mut Object) {
+        let kind = object.kind();
+        if let Some(meta) = object.ranked()
+            && meta.creation_time.is_none()
+        {
+            meta.arrival = *self.seen.entry((kind, meta.key.clone())).or_insert(self.refreshes);
+        }
+    }
+}
+
 impl FileState {
     fn has_objects(&self) -> bool {
         !self.objects.is_empty() || !self.earlier.is_empty()
@@ -223,7 +259,13 @@ impl FileState {
     }
 
     /// Reads the file if it changed. Returns whether the result changed.
-    fn refresh(&mut self, path: &Path, found: &Found, gateway_api: GatewayApi) -> bool {
+    fn refresh(
+        &mut self,
+        path: &Path,
+        found: &Found,
+        gateway_api: GatewayApi,
+        arrivals: &mut Arrivals,
+    ) -> bool {
         let (signature, read) = match found {
             Found::File(signature) if self.signature == Some(*signature) => return false,
             Found::File(signature) => (Some(*signature), read(path)),
@@ -290,6 +332,13 @@ impl FileState {
             return true;
         }
         self.lost = None;
+        objects.iter_mut().for_each(|object| arrivals.rank(object));
+        self.replace(objects, now);
+        true
+    }
+
+    /// Replaces the objects. If the file has errors, the last valid versions of missing objects stay.
+    fn replace(&mut self, objects: Vec<Object>, now: SystemTime) {
         if self.report.has_errors() {
             let present: HashSet<_> = objects.iter().map(identity).collect();
             let before = self.objects.drain(..).chain(self.earlier.drain(..));
@@ -301,7 +350,6 @@ impl FileState {
             self.earlier.clear();
         }
         self.objects = objects;
-        true
     }
 
     /// Removes the objects of the file if it has been lost for the grace time. Returns whether it has.

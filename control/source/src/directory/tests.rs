@@ -694,3 +694,50 @@ fn a_file_that_is_not_utf8_is_reported_and_keeps_its_objects() {
     assert!(bad.report.to_string().contains(&text), "{}", bad.report);
     assert_eq!(port_of(&bad.objects, "web"), Some(80));
 }
+
+#[test]
+fn routes_and_listener_sets_keep_the_order_in_which_they_appeared() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let route = |name: &str, more: &str| {
+        format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: TCPRoute\nmetadata: {{name: {name}{more}}}\n\
+             spec: {{parentRefs: [{{name: edge}}], rules: [{{backendRefs: [{{name: web, port: 80}}]}}]}}\n---\n"
+        )
+    };
+    let set = "apiVersion: gateway.networking.k8s.io/v1\nkind: ListenerSet\nmetadata: {name: set}\n\
+               spec: {parentRef: {name: edge}, listeners: [{name: tcp, port: 80, protocol: TCP}]}\n";
+    let arrival = |update: &SourceUpdate, name: &str| {
+        let key = ObjectKey::new("default", name);
+        let route = update.objects.tcp_routes.get(&key).map(|route| route.meta.arrival);
+        route.or_else(|| Some(update.objects.listener_sets.get(&key)?.meta.arrival))
+    };
+    write(&path("1.yaml"), &route("old", ""));
+    let watch = follow(dir.path()).unwrap();
+    let now = |what: &str, names: &[&str]| {
+        let update = wait(&watch, what, |update| {
+            update.objects.tcp_routes.len() + update.objects.listener_sets.len() == names.len()
+                && names.iter().all(|name| arrival(update, name).is_some())
+        });
+        names.iter().map(|name| arrival(&update, name).expect("it is there")).collect::<Vec<_>>()
+    };
+    assert_eq!(now("the start", &["old"]), [0]);
+    write(&path("0.yaml"), &(route("a", "") + set));
+    let [first, second] = now("new objects", &["a", "set", "old"])[..2] else { panic!("two") };
+    assert!(first > 0 && first == second);
+    // A change, an error and a move of a file change no order, nor does a file that appears later.
+    write(&path("1.yaml"), &(route("old", "") + "a: [\n"));
+    wait(&watch, "an error", |update| update.report.has_errors());
+    write(&path("1.yaml"), &(route("old", "") + &route("late", "")));
+    let late = now("a late route", &["old", "late", "a", "set"])[1];
+    assert!(late > first);
+    fs::rename(path("1.yaml"), path("2.yaml")).unwrap();
+    write(&path("3.yaml"), &route("dated", ", creationTimestamp: '2026-01-01T00:00:00Z'"));
+    let names = ["old", "late", "a", "set", "dated"];
+    assert_eq!(now("a move", &names), [0, late, first, first, 0]);
+    // A removed object that returns is the last.
+    fs::remove_file(path("0.yaml")).unwrap();
+    now("a removal", &["old", "late", "dated"]);
+    write(&path("0.yaml"), &route("a", ""));
+    assert!(now("its return", &["old", "late", "dated", "a"])[3] > late);
+}

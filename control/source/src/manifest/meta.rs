@@ -80,7 +80,17 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
     let uid = uid.map_or_else(|| format!("{}/{key}", kind.to_lowercase()), str::to_owned);
     let document = object.itself();
     let origin = document.sheet.origin(document.node);
-    Metadata { key, uid, creation_time, deletion_time, labels, annotations, faults: Vec::new(), origin }
+    Metadata {
+        key,
+        uid,
+        creation_time,
+        arrival: 0,
+        deletion_time,
+        labels,
+        annotations,
+        faults: Vec::new(),
+        origin,
+    }
 }
 
 /// Labels. Their keys and values are checked, except in a stored object.

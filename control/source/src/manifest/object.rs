@@ -70,6 +70,17 @@ impl Object {
     }
 }
 
+impl Object {
+    /// Its metadata, which may change because the object was just read, if it takes precedence over younger objects.
+    pub(crate) fn ranked(&mut self) -> Option<&mut Metadata> {
+        match self {
+            Self::ListenerSet(o) => Some(&mut new(o).meta),
+            Self::TCPRoute(o) | Self::UDPRoute(o) => Some(&mut new(o).meta),
+            _ => None,
+        }
+    }
+}
+
 /// The maximum number of faults of one object that are reported one by one, each as an event.
 const FAULTS_MAX: usize = 8;
 

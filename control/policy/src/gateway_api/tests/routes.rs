@@ -1,5 +1,7 @@
 //! Routes: to which listeners they attach, and which backends they may name.
 
+use tidegate_model::objects::gateway_api::Route;
+
 use super::*;
 
 const TCP: &str = "{name: tcp, port: 80, protocol: TCP}, {name: more, port: 81, protocol: TCP}";
@@ -215,4 +217,19 @@ fn a_route_of_a_listener_set_that_is_not_allowed_says_so() {
     assert_eq!(world.tcp_route("shop/r").concat()[0], "Accepted: False NoMatchingParent");
     let message = "spec.allowedListeners of Gateway shop/edge does not allow ListenerSet shop/more";
     assert!(world.found().contains(&format!("TCPRoute shop/r: {message}")), "{:?}", world.found());
+}
+
+#[test]
+fn of_routes_without_a_creation_time_the_first_to_appear_has_the_flows() {
+    let all = gateway("{name: tcp, port: 80, protocol: TCP}", "")
+        + &service("shop/web")
+        + &route("TCPRoute", "shop/a", PARENT, "{name: web, port: 80, weight: 1}")
+        + &route("TCPRoute", "shop/b", PARENT, "{name: web, port: 80, weight: 2}");
+    let mut objects = Objects::clone(&world(&all).objects);
+    let mut late = Route::clone(&objects.tcp_routes[&key("shop/a")]);
+    late.meta.arrival = 1;
+    objects.tcp_routes.insert(key("shop/a"), Arc::new(late));
+    let derived = GatewayApi::default().derive(&Arc::new(objects));
+    let port = &derived.services[&ObjectKey::of_gateway("shop", "edge")].ports[0];
+    assert_eq!(port.routed.as_ref().expect("a listener").route.as_deref(), Some("TCPRoute shop/b"));
 }
