@@ -100,7 +100,9 @@ impl Planner<'_> {
         let programming = self.memory.programming.get(&object.meta.key).cloned();
         let listeners =
             self.listeners(key, &stored.listeners, &state.listeners, programming.as_deref(), generation);
-        let attached_listener_sets = i64::try_from(state.attached_listener_sets).ok();
+        // Readers treat an absent count as 0. Definitions before 1.5 lack the field, and then every write would fail.
+        let attached_listener_sets =
+            i64::try_from(state.attached_listener_sets).ok().filter(|count| *count > 0);
         if stored.addresses == addresses
             && stored.attached_listener_sets == attached_listener_sets
             && listener::are_same(&stored.listeners, &listeners)

@@ -209,6 +209,7 @@ impl Hub {
         }
         match event {
             Event::Listed(received, point) => {
+                self.set_absent(index, false, now);
                 if matches!(self.stores[index].definition, Definition::Removed | Definition::Missing) {
                     self.set_definition(index, Definition::Present, now);
                 }
@@ -283,6 +284,12 @@ impl Hub {
         self.update_state(None);
     }
 
+    fn set_absent(&mut self, index: KindIndex, is_absent: bool, now: Instant) {
+        if std::mem::replace(&mut self.stores[index].is_absent, is_absent) != is_absent {
+            self.publication.changed(now);
+        }
+    }
+
     fn set_definition(&mut self, index: KindIndex, definition: Definition, now: Instant) {
         let kind = KINDS[index].name;
         match definition {
@@ -314,6 +321,7 @@ impl Hub {
         if store.retain.all().next().is_none() {
             let was_there = store.last_point.as_ref().is_some_and(|last_point| last_point.point.version != 0);
             self.listed(index, Vec::new(), point, now);
+            self.set_absent(index, true, now);
             self.handle(index, Event::Up(server), now);
             let definition = match (KINDS[index].is_gateway_api, self.gateway_api) {
                 (true, GatewayApi::Required) => Definition::Missing,
@@ -500,6 +508,8 @@ impl Hub {
                 "the initial objects are loaded"
             );
         }
+        // A GatewayClass of ours may be new.
+        self.update_state(None);
         self.state.now.kept = kept_objects(&self.stores, &self.state.now.kept, now).into();
         let of_namespaces = self.faults.of_namespaces(locked(&self.slices.budget).faults());
         let report = self.report(&of_namespaces);
@@ -522,7 +532,7 @@ impl Hub {
         let mut report = Report::new();
         of_namespaces.values().for_each(|one| report.merge(one));
         self.faults.of_cluster().for_each(|one| report.merge(one));
-        faults_of_kinds(&self.stores).for_each(|fault| report.push(fault));
+        faults_of_kinds(&self.stores, &self.objects).for_each(|fault| report.push(fault));
         for kept in &*self.state.now.kept {
             report.push(
                 Diagnostic::warning(kept.to_string())
@@ -535,7 +545,7 @@ impl Hub {
     /// Updates the state of the source after a failed attempt, or when a watch is connected.
     fn update_state(&mut self, failure: Option<Failure>) {
         let connected = self.stores.iter().all(|store| store.up || store.forbidden.is_some());
-        let lacks = faults_of_kinds(&self.stores).next().map(|fault| fault.what);
+        let lacks = faults_of_kinds(&self.stores, &self.objects).next().map(|fault| fault.what);
         self.state.set_connected(connected, failure, lacks);
     }
 

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use jiff::{SignedDuration, Timestamp};
 use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::Objects;
+use tidegate_model::objects::gateway_api::CONTROLLER;
 
 use crate::kubernetes::disk::Contents;
 use crate::kubernetes::history::LastPoint;
@@ -27,6 +29,8 @@ pub(super) struct Store {
     /// Why the API server doesn't allow the gateway to read the kind, if the gateway continues without it.
     pub(super) forbidden: Option<String>,
     pub(super) definition: Definition,
+    /// Whether the API server doesn't have the kind.
+    pub(super) is_absent: bool,
 }
 
 /// The state of the CustomResourceDefinition of a kind that needs one.
@@ -53,6 +57,7 @@ impl Store {
             last_point: None,
             forbidden: None,
             definition: Definition::Present,
+            is_absent: false,
         }
     }
 
@@ -82,9 +87,10 @@ impl Store {
     }
 }
 
-/// The reports about kinds that the gateway may not read, or whose definition is being deleted.
-pub(super) fn faults_of_kinds(stores: &[Store]) -> impl Iterator<Item = Diagnostic> {
-    stores.iter().zip(KINDS).filter_map(|(store, Kind { name, .. })| {
+/// The reports about kinds that the gateway may not read, whose definition is being deleted, or that the API server
+/// lacks although users need them.
+pub(super) fn faults_of_kinds(stores: &[Store], objects: &Objects) -> impl Iterator<Item = Diagnostic> {
+    let of_kinds = stores.iter().zip(KINDS).filter_map(|(store, Kind { name, .. })| {
         if let Some(why) = &store.forbidden {
             let what = format!("{name} objects cannot be read; the last known ones stay in use: {why}");
             return Some(Diagnostic::warning(what).accepting("the RBAC rules in deploy/kubernetes"));
@@ -102,7 +108,25 @@ pub(super) fn faults_of_kinds(stores: &[Store]) -> impl Iterator<Item = Diagnost
         };
         let accepted = "the definition in deploy/kubernetes/crds; docs/addresses.md says how to restore it";
         Some(Diagnostic::warning(what).accepting(accepted))
-    })
+    });
+    of_kinds.chain(older_gateway_api(stores, objects))
+}
+
+/// The report that there is a GatewayClass of ours, but not every kind that its Gateways need.
+fn older_gateway_api(stores: &[Store], objects: &Objects) -> Option<Diagnostic> {
+    let lacking = stores.iter().zip(KINDS).filter(|(store, kind)| {
+        kind.is_gateway_api && store.is_absent && store.definition == Definition::Present
+    });
+    let names: Vec<&str> = lacking.map(|(_, kind)| kind.name).collect();
+    let is_used = objects.gateway_classes.values().any(|class| class.controller == CONTROLLER);
+    if names.is_empty() || !is_used {
+        return None;
+    }
+    let what = format!(
+        "the definitions of the Gateway API are incomplete or older than 1.6: the API server has no version v1 of {}",
+        names.join(", ")
+    );
+    Some(Diagnostic::warning(what).accepting("the definitions of the standard channel, 1.6 or newer"))
 }
 
 /// The error that a definition of the Gateway API is missing although the configuration requires it.

@@ -137,6 +137,39 @@ async fn a_missing_definition_is_an_error_if_the_gateway_api_is_required() {
 }
 
 #[tokio::test]
+async fn older_definitions_are_reported_once_there_is_a_class_of_ours() {
+    let world = World::new();
+    world.server.define_gateway_api().expect("legal");
+    for plural in ["listenersets", "tcproutes", "udproutes"] {
+        let name = format!("{plural}.gateway.networking.k8s.io");
+        world.server.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", &name);
+    }
+    let source = world.start_tuned(impatient());
+    let class = |controller: &str| {
+        let yaml = format!(
+            "apiVersion: {API_VERSION}\nkind: GatewayClass\nmetadata: {{name: t}}\nspec: {{controllerName: {controller}}}\n"
+        );
+        world.server.apply(&yaml).expect("legal");
+    };
+    class("example.com/other");
+    let has_class = |u: &SourceUpdate, controller: &str| {
+        u.objects.gateway_classes.get("t").is_some_and(|class| class.controller == controller)
+    };
+    let other = until(&source, "another class", |u| has_class(u, "example.com/other")).await;
+    assert!(other.report.is_empty(), "{}", other.report);
+    world.server.delete(API_VERSION, "GatewayClass", "", "t");
+    class("tidegate.dev/gateway");
+    let ours = until(&source, "our class", |u| has_class(u, "tidegate.dev/gateway")).await;
+    let what = "the definitions of the Gateway API are incomplete or older than 1.6: the API server has no version v1 of \
+                ListenerSet, TCPRoute, UDPRoute";
+    assert!(ours.report.iter().map(|fault| fault.what.as_str()).eq([what]), "{}", ours.report);
+    until_state(&source, "the report", |s| s.connected && s.last_error.as_deref() == Some(what)).await;
+    world.server.define_gateway_api().expect("legal");
+    until(&source, "nothing to report", |u| u.report.is_empty()).await;
+    until_state(&source, "nothing to report", |s| s.connected && s.last_error.is_none()).await;
+}
+
+#[tokio::test]
 async fn nothing_is_requested_or_read_if_the_gateway_api_is_disabled() {
     let mut world = World::new();
     apply(&world);
