@@ -127,3 +127,62 @@ fn a_service_with_a_manifest_error_keeps_its_address_over_a_restart() {
     let after = wait_for_vips(&world, 2);
     assert_eq!((&after["api"], &after["web"]), (&before["api"], &before["web"]));
 }
+
+fn gateway_class(controller: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {{name: tidegate}}\n\
+         spec: {{controllerName: {controller}}}\n"
+    )
+}
+
+fn gateway(name: &str, protocol: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: {name}}}\nspec:\n  \
+         gatewayClassName: tidegate\n  allowedListeners: {{namespaces: {{from: Same}}}}\n  \
+         listeners: [{{name: own, port: 80, protocol: {protocol}}}]\n"
+    )
+}
+
+/// A ListenerSet with the only listener of Gateway `sets` that can be served.
+fn listener_set(port: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: ListenerSet\nmetadata: {{name: more}}\nspec:\n  \
+         parentRef: {{name: sets}}\n  listeners: [{{name: tcp, port: {port}, protocol: TCP}}]\n"
+    )
+}
+
+#[test]
+fn gateways_keep_addresses_over_a_restart_with_a_broken_class_or_set() {
+    const CONTROLLER: &str = "tidegate.dev/gateway";
+    let _machine = beside_others();
+    let mut world = World::over(lab(1), GatewayOptions::default(), &[], &service("web"));
+    let directory = manifests_of(&world.lab);
+    let write = |file: &str, text: &str| put(&directory, file, text).expect("written");
+    write("class.yaml", &gateway_class(CONTROLLER));
+    write("own.yaml", &gateway("own", "TCP"));
+    write("sets.yaml", &gateway("sets", "HTTP"));
+    write("set.yaml", &listener_set("81"));
+    let before = wait_for_vips(&world, 3);
+    // `class: [` leaves no object in the file, and a port that is no number refuses the object.
+    let faults = [("class.yaml", gateway_class("[")), ("set.yaml", listener_set("81x"))];
+    for (file, broken) in faults {
+        write(file, &broken);
+        for name in ["own", "sets"] {
+            let address = &before[&format!("gateway/{name}")][0];
+            let request = format!(
+                "{{name: other-{name}, annotations: {{tidegate.dev/load-balancer-ips: \"{address}\"}}}}"
+            );
+            write(&format!("other-{name}.yaml"), &service("other").replace("{name: other}", &request));
+        }
+        kill_and_start(&mut world);
+        world.wait_until("the requests of others", || vips(&world).contains_key("other-sets").then_some(()));
+        write("class.yaml", &gateway_class(CONTROLLER));
+        write("set.yaml", &listener_set("81"));
+        let after = wait_for_vips(&world, 3);
+        for name in ["web", "gateway/own", "gateway/sets"] {
+            assert_eq!(after[name], before[name], "{name} after a fault in {file}");
+        }
+        fs::remove_file(directory.join("other-own.yaml")).expect("written above");
+        fs::remove_file(directory.join("other-sets.yaml")).expect("written above");
+    }
+}

@@ -37,7 +37,7 @@ pub(in crate::daemon) struct Gatherer {
     pub(in crate::daemon) annotation_fault: Option<String>,
     /// The holders of the Leases of VIPs.
     pub(in crate::daemon) lease_holders: Arc<LeaseHolders>,
-    /// The Services and Gateways that were refused in the last round because of an error in their manifest.
+    /// The Services and Gateways that were not served in the last round because of an error in a manifest.
     refused: BTreeSet<ObjectKey>,
 }
 
@@ -53,7 +53,7 @@ pub(in crate::daemon) struct Given<'a> {
 pub(in crate::daemon) struct Gathered<'a> {
     pub(super) inputs: &'a Gatherer,
     pub(super) manifests: &'a SourceUpdate,
-    /// Services that were refused in the last round and are valid again: they get their addresses back.
+    /// Services and Gateways that were refused in the last round and are valid again: they get their addresses back.
     pub(super) mended: Vec<ObjectKey>,
     began: Instant,
     /// When the first change that led to this round was noticed.
@@ -107,7 +107,7 @@ impl Gatherer {
         cluster.check_peers(manifests, given.allocations, settings);
         let mut mended = Vec::new();
         if given.are_kept_here {
-            let refused = served_when_valid(&manifests.refused);
+            let refused = served_when_valid(&manifests.refused, &manifests.objects);
             settings.authority = Authority::Decides { withheld: waiting(given.allocations, &refused) };
             mended.extend(std::mem::replace(&mut self.refused, refused));
             mended.retain(|key| !self.refused.contains(key) && manifests.objects.services.contains_key(key));
@@ -129,13 +129,17 @@ impl Gathered<'_> {
     }
 }
 
-/// The refused Services and Gateways, by the keys under which they are served when they're valid.
-fn served_when_valid(refused: &[RefusedObject]) -> BTreeSet<ObjectKey> {
-    refused.iter().filter_map(RefusedObject::served_as).cloned().collect()
+/// The refused Services and Gateways, and the Gateways without a GatewayClass, by the keys under which they are served
+/// when they're valid. The GatewayClass may be refused, or be in a file that can't be read.
+fn served_when_valid(refused: &[RefusedObject], objects: &Objects) -> BTreeSet<ObjectKey> {
+    let refused = refused.iter().filter_map(RefusedObject::served_as).cloned();
+    let gateways = objects.gateways.iter();
+    let classless = gateways.filter(|(_, gateway)| !objects.gateway_classes.contains_key(&gateway.class));
+    refused.chain(classless.map(|(key, _)| ObjectKey::of_gateway(&key.namespace, &key.name))).collect()
 }
 
-/// The addresses of Services that are refused because of an error in their manifest. No other Service may get them, so
-/// that the Service gets them back when the error is fixed.
+/// The addresses of Services and Gateways that are not served because of an error in a manifest. No other Service may
+/// get them, so that the Service or Gateway gets them back when the error is fixed.
 fn waiting(given: &Allocations, refused: &BTreeSet<ObjectKey>) -> BTreeSet<IpAddr> {
     let holdings =
         refused.iter().filter_map(|key| given.by_service.get(key).or_else(|| given.of_removed.get(key)));
@@ -160,8 +164,11 @@ mod tests {
         };
         let refused = |kind, name: &str| refused(kind, name, name);
         let all = ["just-loaded", "known-before", "never-seen"].map(|name| refused("Service", name));
-        assert_eq!(waiting(&given, &served_when_valid(&all)), [address(2), address(3)].into());
-        let slice = served_when_valid(&[refused("EndpointSlice", "served")]);
+        assert_eq!(
+            waiting(&given, &served_when_valid(&all, &Objects::default())),
+            [address(2), address(3)].into()
+        );
+        let slice = served_when_valid(&[refused("EndpointSlice", "served")], &Objects::default());
         assert_eq!(waiting(&given, &slice), [].into());
     }
 
@@ -182,7 +189,10 @@ mod tests {
         };
         let all = ["just-loaded", "known-before", "never-served"]
             .map(|name| refused("Gateway", name, &format!("gateway/{name}")));
-        assert_eq!(waiting(&given, &served_when_valid(&all)), [address(1), address(2)].into());
+        assert_eq!(
+            waiting(&given, &served_when_valid(&all, &Objects::default())),
+            [address(1), address(2)].into()
+        );
     }
 
     /// A refused object of this name and Service.
