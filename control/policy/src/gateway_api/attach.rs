@@ -1,6 +1,7 @@
 //! Everything about one Gateway: its listeners, its ListenerSets, and the routes that attach to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use tidegate_model::diagnostic::Diagnostic;
@@ -41,7 +42,7 @@ pub(super) fn attach(class: &ConditionState, members: Members<'_>, objects: &Obj
     let sites = sites(gateway, &allowed);
     let mut attaching = Attaching {
         gateway,
-        refused,
+        parents: parents(gateway, &allowed, &refused),
         // The first route of a listener, in the order of precedence, has its flows.
         winners: vec![None; sites.len()],
         findings: listener_findings(gateway, &sites),
@@ -55,7 +56,7 @@ pub(super) fn attach(class: &ConditionState, members: Members<'_>, objects: &Obj
             of_routes.insert((route.protocol, route.meta.key.clone()), states);
         }
     }
-    let Attaching { sites, winners, mut findings, refused, .. } = attaching;
+    let Attaching { sites, parents, winners, mut findings, .. } = attaching;
     let accepted = gateway_accepted(class, gateway, &sites);
     findings.extend(refusal(ObjectKind::Gateway, &gateway.meta, "spec", &accepted));
     findings.extend(misplaced_annotations(gateway));
@@ -63,7 +64,7 @@ pub(super) fn attach(class: &ConditionState, members: Members<'_>, objects: &Obj
     for set in &refused {
         findings.extend(refusal(ObjectKind::ListenerSet, &set.meta, "spec.parentRef", &not_allowed()));
     }
-    let sets = set_states(gateway, &accepted, &sites, &allowed, &refused);
+    let sets = set_states(gateway, &accepted, &sites, &parents);
     let attached_listener_sets = sets.iter().filter(|(_, set)| set.accepted.is_true).count();
     let own = sites.iter().filter(|site| site.set.is_none());
     let listeners = own.map(|site| site.state.clone()).collect();
@@ -71,12 +72,35 @@ pub(super) fn attach(class: &ConditionState, members: Members<'_>, objects: &Obj
     Attached { state, sets, routes: of_routes, service, findings }
 }
 
+/// The Gateway and its ListenerSets, each with its listeners as a range of all [`sites`], or the ListenerSet if the
+/// Gateway does not allow it. Owners of other namespaces decide how many ListenerSets and routes there are, so nothing
+/// is done for each pair of them.
+type Parents<'a> = BTreeMap<Parent, Result<Range<usize>, &'a ListenerSet>>;
+
+fn parents<'a>(
+    gateway: &Gateway,
+    allowed: &[&'a Arc<ListenerSet>],
+    refused: &[&'a Arc<ListenerSet>],
+) -> Parents<'a> {
+    let own = gateway.listeners.len();
+    let mut parents = Parents::from([(Parent::Gateway(gateway.meta.key.clone()), Ok(0..own))]);
+    let mut start = own;
+    for set in allowed {
+        let end = start + set.listeners.len();
+        parents.insert(Parent::ListenerSet(set.meta.key.clone()), Ok(start..end));
+        start = end;
+    }
+    for &set in refused {
+        parents.insert(Parent::ListenerSet(set.meta.key.clone()), Err(set));
+    }
+    parents
+}
+
 /// The listeners of a Gateway while routes attach to them.
 struct Attaching<'a> {
     gateway: &'a Gateway,
     sites: Vec<Site<'a>>,
-    /// The ListenerSets that the Gateway does not allow.
-    refused: Vec<&'a Arc<ListenerSet>>,
+    parents: Parents<'a>,
     /// The route that has the flows of each listener.
     winners: Vec<Option<Arc<Routed>>>,
     findings: Vec<Finding>,
@@ -87,21 +111,20 @@ impl Attaching<'_> {
     /// Attaches one route. Returns its states at the parents that are this Gateway or one of its ListenerSets.
     fn route(&mut self, route: &Route) -> RouteStates {
         let Resolved { backends, condition: resolved, faults } = backends::resolve(route, self.objects);
-        let mut attaches = vec![false; self.sites.len()];
+        let mut attaches = BTreeSet::new();
         let mut states = Vec::new();
         let kind = kind_of(route.protocol);
         for (index, parent) in route.parents.iter().enumerate() {
-            let Some(of_parent) = named(parent, route, self.gateway, &self.sites, &self.refused) else {
-                continue;
-            };
+            let named = parent_of(parent, &route.meta.key.namespace);
+            let Some(of_parent) = named.and_then(|named| self.parents.get(&named)) else { continue };
             let attached = match of_parent {
-                Ok(of_parent) => may_attach(parent, route, &self.sites, &of_parent, self.objects),
+                Ok(of_parent) => may_attach(parent, route, &self.sites, of_parent.clone(), self.objects),
                 Err(refused) => Err((reason::NO_MATCHING_PARENT, set_not_allowed(refused, self.gateway))),
             };
             let accepted = match attached {
                 Ok(attached) => {
-                    attached.iter().for_each(|at| attaches[*at] = true);
                     let message = without_served(&self.sites, &attached);
+                    attaches.extend(attached);
                     ConditionState { message, ..accepted() }
                 }
                 Err((reason, message)) => not_accepted(reason, message),
@@ -111,7 +134,7 @@ impl Attaching<'_> {
             states.push((index, ParentState { parent: parent.clone(), conditions }));
         }
         let routed = Arc::new(Routed { route: Some(format!("{kind} {}", route.meta.key)), backends });
-        for (at, _) in attaches.iter().enumerate().filter(|(_, attaches)| **attaches) {
+        for at in attaches {
             self.sites[at].state.attached_routes += 1;
             self.winners[at].get_or_insert_with(|| Arc::clone(&routed));
         }
@@ -153,24 +176,25 @@ fn set_states(
     gateway: &Gateway,
     accepted: &ConditionState,
     sites: &[Site<'_>],
-    allowed: &[&Arc<ListenerSet>],
-    refused: &[&Arc<ListenerSet>],
+    parents: &Parents<'_>,
 ) -> Vec<(ObjectKey, Arc<ListenerSetState>)> {
-    let state = |set: &ListenerSet, accepted, listeners| {
-        let state = ListenerSetState { gateway: gateway.meta.key.clone(), accepted, listeners };
-        (set.meta.key.clone(), Arc::new(state))
-    };
-    let of_allowed = allowed.iter().map(|set| {
-        let own = sites.iter().filter(|site| site.set.is_some_and(|of| of.meta.key == set.meta.key));
-        let listeners: Vec<ListenerState> = own.map(|site| site.state.clone()).collect();
+    let state = |listeners: &Result<Range<usize>, &ListenerSet>| {
+        let Ok(own) = listeners else { return (not_allowed(), Vec::new()) };
+        let listeners: Vec<ListenerState> =
+            sites[own.clone()].iter().map(|site| site.state.clone()).collect();
         let valid = match accepted.is_true || accepted.reason == reason::LISTENERS_NOT_VALID {
             true => of_listeners(listeners.iter()),
             false => not_accepted(reason::PARENT_NOT_ACCEPTED, "the Gateway is not accepted"),
         };
-        state(set, valid, listeners)
+        (valid, listeners)
+    };
+    let sets = parents.iter().filter_map(|(parent, listeners)| {
+        let Parent::ListenerSet(key) = parent else { return None };
+        let (accepted, listeners) = state(listeners);
+        let state = ListenerSetState { gateway: gateway.meta.key.clone(), accepted, listeners };
+        Some((key.clone(), Arc::new(state)))
     });
-    let of_refused = refused.iter().map(|set| state(set, not_allowed(), Vec::new()));
-    of_allowed.chain(of_refused).collect()
+    sets.collect()
 }
 
 fn not_allowed() -> ConditionState {
@@ -196,34 +220,12 @@ fn without_served(sites: &[Site<'_>], attached: &[usize]) -> String {
     format!("no flows: listener {} is not accepted", names.join(", "))
 }
 
-/// The listeners of a parent, or the ListenerSet that the Gateway does not allow, if the parent is this Gateway or one of
-/// its ListenerSets.
-fn named<'a>(
-    parent: &ParentRef,
-    route: &Route,
-    gateway: &Gateway,
-    sites: &[Site<'_>],
-    refused: &[&'a Arc<ListenerSet>],
-) -> Option<Result<Vec<usize>, &'a ListenerSet>> {
-    let of = |set: Option<&ObjectKey>| {
-        let of_parent = sites.iter().enumerate().filter(|(_, site)| site.set.map(|set| &set.meta.key) == set);
-        of_parent.map(|(at, _)| at).collect::<Vec<_>>()
-    };
-    match parent_of(parent, &route.meta.key.namespace)? {
-        Parent::Gateway(key) => (key == gateway.meta.key).then(|| Ok(of(None))),
-        Parent::ListenerSet(key) => match refused.iter().find(|set| set.meta.key == key) {
-            Some(refused) => Some(Err(refused)),
-            None => Some(of(Some(&key))).filter(|listeners| !listeners.is_empty()).map(Ok),
-        },
-    }
-}
-
 /// The listeners that a route attaches to, or why there are none.
 fn may_attach(
     parent: &ParentRef,
     route: &Route,
     sites: &[Site<'_>],
-    of_parent: &[usize],
+    of_parent: Range<usize>,
     objects: &Objects,
 ) -> Result<Vec<usize>, (&'static str, String)> {
     let is_named = |at: &usize| {
@@ -231,7 +233,7 @@ fn may_attach(
         parent.section_name.as_ref().is_none_or(|name| *name == listener.name)
             && parent.port.is_none_or(|port| port == listener.port)
     };
-    let candidates: Vec<usize> = of_parent.iter().copied().filter(is_named).collect();
+    let candidates: Vec<usize> = of_parent.filter(is_named).collect();
     if candidates.is_empty() {
         let message =
             format!("{} {} has no listener with this sectionName or port", parent.kind, parent.name);
@@ -255,6 +257,9 @@ fn may_attach(
 
 /// The finding about a refusal.
 fn refusal(kind: ObjectKind, meta: &Metadata, field: &str, refused: &ConditionState) -> Option<Finding> {
+    if refused.reason == reason::ACCEPTED {
+        return None;
+    }
     let reason = Reason::ALL.into_iter().find(|reason| reason.as_str() == refused.reason)?;
     let what = format!("{kind} {}: {}", meta.key, refused.message);
     let diagnostic = if refused.is_true { Diagnostic::warning(what) } else { Diagnostic::error(what) };

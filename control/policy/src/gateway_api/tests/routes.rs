@@ -233,3 +233,40 @@ fn of_routes_without_a_creation_time_the_first_to_appear_has_the_flows() {
     let port = &derived.services[&ObjectKey::of_gateway("shop", "edge")].ports[0];
     assert_eq!(port.routed.as_ref().expect("a listener").route.as_deref(), Some("TCPRoute shop/b"));
 }
+
+/// Other namespaces decide how many routes name how many ListenerSets. With each route compared with each listener, this
+/// test took half a minute.
+#[test]
+fn many_routes_attach_to_many_listener_sets() {
+    const ROUTES: usize = 5_000;
+    let mut all =
+        gateway("{name: tcp, port: 80, protocol: TCP}", ", allowedListeners: {namespaces: {from: Same}}");
+    let mut parents = Vec::new();
+    for set in 0..16 {
+        let listeners =
+            (0..63).map(|n| format!("{{name: l{n}, port: {}, protocol: TCP}}", 1_000 + 64 * set + n));
+        let listeners: Vec<String> = listeners.collect();
+        let spec = "{name: tcp, port: 81, protocol: TCP}";
+        all += &listener_set(&format!("s{set}"), 81).replace(spec, &listeners.join(", "));
+        for name in ["l1", "l2"] {
+            parents.push(format!("{{kind: ListenerSet, name: s{set}, sectionName: {name}}}"));
+        }
+    }
+    all += &route("TCPRoute", "shop/r", &parents.join(", "), WEB);
+    let mut objects = Objects::clone(&world(&all).objects);
+    let first = Route::clone(&objects.tcp_routes[&key("shop/r")]);
+    for n in 1..ROUTES {
+        let mut route = first.clone();
+        route.meta.key = key(&format!("shop/r{n}"));
+        objects.tcp_routes.insert(route.meta.key.clone(), Arc::new(route));
+    }
+    let mut gateway_api = GatewayApi::default();
+    gateway_api.derive(&Arc::new(objects.clone()));
+    objects.tcp_routes.remove(&key("shop/r"));
+    gateway_api.derive(&Arc::new(objects));
+    for set in 0..16 {
+        let state = &gateway_api.states().listener_sets[&key(&format!("shop/s{set}"))];
+        let counts: Vec<usize> = state.listeners.iter().map(|listener| listener.attached_routes).collect();
+        assert_eq!(counts[..4], [0, ROUTES - 1, ROUTES - 1, 0]);
+    }
+}
