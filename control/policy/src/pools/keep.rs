@@ -11,7 +11,7 @@
 use std::net::IpAddr;
 
 use tidegate_model::diagnostic::Severity;
-use tidegate_model::objects::IpFamily;
+use tidegate_model::objects::{IpFamily, ServicePort};
 
 use super::allocate::{Allocation, Applicant, Granted};
 use super::{
@@ -300,9 +300,10 @@ impl Allocation {
                     severity: Severity::Error,
                     field: format!("spec.ports[{j}]"),
                     what: format!(
-                        "{} port {} on address {ip} of Service {} is not programmed: {taken}",
+                        "{} port {}{} on address {ip} of Service {} is not programmed: {taken}",
                         port.0,
                         port.1,
+                        listener_of(&applicant.service.ports[j]),
                         applicant.key()
                     ),
                     accepted: Some("a port that no other Service has on this address".to_owned()),
@@ -357,6 +358,11 @@ impl Allocation {
             let _ = self.try_claim(ip, &claim);
         }
     }
+}
+
+/// The name of the listener that a port is, with its ListenerSet; empty for a port of a Service.
+fn listener_of(port: &ServicePort) -> String {
+    port.routed.as_ref().map_or_else(String::new, |_| format!(" (listener {})", port.name))
 }
 
 /// The ports that a Service requests, sorted.

@@ -143,12 +143,14 @@ tidegate_model::named! {
     }
 }
 
-/// The field of a Gateway that became this field of the Service as which it is served.
+/// The field of a Gateway that became this field of the Service as which it is served. The number of a port is not that
+/// of a listener: some listeners are not served, and others belong to ListenerSets.
 fn field_of_gateway(field: &str) -> String {
     match field.strip_prefix("metadata.annotations[") {
         Some(annotation) if annotation.starts_with(key::LOAD_BALANCER_IPS) => "spec.addresses".to_owned(),
         Some(annotation) => format!("spec.infrastructure.annotations[{annotation}"),
-        None => field.replace("spec.ports", "spec.listeners"),
+        None if field.starts_with("spec.ports") => "spec.listeners".to_owned(),
+        None => field.to_owned(),
     }
 }
 

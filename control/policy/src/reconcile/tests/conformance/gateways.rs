@@ -132,7 +132,8 @@ spec:
   listeners: [{name: free, port: 82, protocol: TCP}, {name: taken, port: 81, protocol: TCP}]
 ---
 ";
-    both.set(&(taken + &with_set + set));
+    let manifests = taken + &with_set + set;
+    both.set(&manifests);
     let outcome = both.step();
     assert_eq!(keys(&outcome), ["TCP 203.0.113.5:80", "TCP 203.0.113.5:81", "TCP 203.0.113.5:82"]);
     let edge = outcome.services.iter().find(|view| view.name == "gateway/edge").expect("a Gateway");
@@ -140,12 +141,14 @@ spec:
         edge.ports.iter().map(|port| (port.name.as_str(), port.refused.is_some())).collect();
     assert_eq!(refused, [("tcp", false), ("team/more/free", false), ("team/more/taken", true)]);
     let conflicts = outcome.findings.iter().filter(|finding| finding.reason == Reason::Conflict);
-    let texts: Vec<&str> = conflicts.map(|finding| finding.diagnostic.what.as_str()).collect();
+    let [conflict] = &conflicts.collect::<Vec<_>>()[..] else { panic!("{:?}", outcome.findings) };
     assert_eq!(
-        texts,
-        [
-            "TCP port 81 on address 203.0.113.5 of Gateway shop/edge is not programmed: TCP port 81 belongs to \
-          Service shop/old"
-        ]
+        conflict.diagnostic.what,
+        "TCP port 81 (listener team/more/taken) on address 203.0.113.5 of Gateway shop/edge is not programmed: TCP \
+         port 81 belongs to Service shop/old"
     );
+    // The listener is not in this object, so there is no better place than the list.
+    let place = conflict.diagnostic.location.as_ref().expect("a place in a file");
+    let text = manifests.lines().nth(place.line as usize - 1).expect("a line");
+    assert!(text.trim_start().starts_with("listeners: [{name: tcp"), "{text}");
 }
