@@ -123,7 +123,7 @@ impl Attaching<'_> {
             };
             let accepted = match attached {
                 Ok(attached) => {
-                    let message = without_served(&self.sites, &attached);
+                    let message = self.without_flows(&attached);
                     attaches.extend(attached);
                     ConditionState { message, ..accepted() }
                 }
@@ -143,6 +143,19 @@ impl Attaching<'_> {
             self.findings.extend(refusal(kind, &route.meta, &field, fault));
         }
         states
+    }
+
+    /// Why a route gets no flows from the listeners that it attaches to; empty if it gets some. By the specification, it
+    /// is accepted nevertheless.
+    fn without_flows(&self, attached: &[usize]) -> String {
+        let is_served = |at: &usize| self.sites[*at].state.served.is_some();
+        let [first, more @ ..] = attached else { return String::new() };
+        if attached.iter().any(|at| is_served(at) && self.winners[*at].is_none()) {
+            return String::new();
+        }
+        let why = if is_served(first) { "an older route has them" } else { "it is not accepted" };
+        let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+        format!("no flows from listener {}{more}: {why}", self.sites[*first].listener.name)
     }
 }
 
@@ -208,16 +221,6 @@ fn set_not_allowed(set: &ListenerSet, gateway: &Gateway) -> String {
         "spec.allowedListeners of Gateway {} does not allow ListenerSet {}",
         gateway.meta.key, set.meta.key
     )
-}
-
-/// The message about a route that attaches only to listeners that are not served; empty if one is served. By the
-/// specification, the state of a listener has no effect on the attachment of routes.
-fn without_served(sites: &[Site<'_>], attached: &[usize]) -> String {
-    if attached.iter().any(|at| sites[*at].state.served.is_some()) {
-        return String::new();
-    }
-    let names: Vec<&str> = attached.iter().map(|at| sites[*at].listener.name.as_str()).collect();
-    format!("no flows: listener {} is not accepted", names.join(", "))
 }
 
 /// The listeners that a route attaches to, or why there are none.

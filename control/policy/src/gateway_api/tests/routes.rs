@@ -50,8 +50,10 @@ fn the_oldest_route_of_a_listener_has_its_flows_and_all_are_accepted() {
         + &dated("shop/c", "{name: web, port: 80, weight: 3}", "2026-01-01T00:00:00Z");
     let world = world(&all);
     assert_eq!(world.listeners()[0].1, 3);
-    for name in ["shop/a", "shop/b", "shop/c"] {
+    let older = "no flows from listener tcp: an older route has them";
+    for (name, message) in [("shop/a", older), ("shop/b", ""), ("shop/c", older)] {
         assert_eq!(world.tcp_route(name).concat(), OK, "{name}");
+        assert_eq!(world.states.tcp_routes[&key(name)][0].conditions[0].message, message, "{name}");
     }
     assert_eq!(world.served()[0].2, [("shop/web:80".into(), 2)]);
 }
@@ -203,7 +205,7 @@ fn a_conflict_of_a_listener_has_no_effect_on_the_attachment_of_routes() {
     assert_eq!(listener, ("tcp".into(), 1, conflict.map(str::to_owned).to_vec()));
     assert_eq!(world.tcp_route("shop/r").concat(), OK);
     let message = &world.states.tcp_routes[&key("shop/r")][0].conditions[0].message;
-    assert_eq!(message, "no flows: listener tcp is not accepted");
+    assert_eq!(message, "no flows from listener tcp: it is not accepted");
     assert!(world.served().iter().all(|(.., backends)| backends.is_empty()), "{:?}", world.served());
 }
 
