@@ -6,19 +6,23 @@
 //! - `until: TEXT`, below `run`: repeats it until its output contains the text.
 //! - `fails: TEXT`, below `run`: it must fail, and print the text.
 //! - `exit: any`, below `run`: it may fail, because that depends on the machine.
-//! - `instead: COMMANDS`, below `run`: runs these, because the test's host lacks a program such as systemd.
+//! - `with: WORD=VALUE`, below `run`: runs it with this value in place of a word that the reader replaces.
+//! - `instead: COMMANDS`, below `run`: runs these, because the block runs until the reader stops it.
 //! - `file: HOST, HOST ... PATH`: writes it to a file of each host.
 //! - `edit: HOST PATH`: replaces the lines of the file that begin with the same key, commented out or not.
 //! - `output`: each line must occur in the output of the previous block; `...` stands for any text.
 //! - `not run: REASON`: does nothing.
 //!
-//! Every block of shell commands needs one of these. Nothing here runs anything.
+//! Every block of shell commands needs one of these, and every block has a language. Nothing here runs anything.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::path::PathBuf;
 
 /// The languages of blocks with commands.
 const COMMANDS: [&str; 3] = ["sh", "bash", "console"];
+
+/// The languages of blocks without commands.
+const TEXTS: [&str; 4] = ["text", "yaml", "json", "python"];
 
 /// What a step does.
 #[derive(Debug, PartialEq, Eq)]
@@ -72,6 +76,9 @@ pub(crate) fn steps(page: &str) -> Result<Vec<Step>, Vec<String>> {
             comments.push(comment);
             continue;
         }
+        if trimmed.starts_with("~~~") {
+            faults.push(format!("line {}: accepted: blocks between ```", at + 1));
+        }
         let Some(language) = trimmed.strip_prefix("```") else {
             if !comments.is_empty() {
                 faults.push(format!("line {at}: a comment that is not directly above a block: {comments:?}"));
@@ -83,10 +90,17 @@ pub(crate) fn steps(page: &str) -> Result<Vec<Step>, Vec<String>> {
         let block = lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != "```");
         let text: String =
             block.map(|line| format!("{}\n", line.get(indent..).unwrap_or_default())).collect();
-        match action(&std::mem::take(&mut comments)) {
+        if !COMMANDS.contains(&language) && !TEXTS.contains(&language) {
+            let accepted = [&COMMANDS[..], &TEXTS[..]].concat().join(", ");
+            faults.push(format!("line {}: the language {language:?}; accepted: {accepted}", at + 1));
+        }
+        match action(&std::mem::take(&mut comments), &text) {
             Ok(Some(action)) => steps.push(Step { line: at + 1, action, text }),
             Ok(None) if COMMANDS.contains(&language) => {
                 faults.push(format!("line {}: commands without a comment that says where they run", at + 1));
+            }
+            Ok(None) if language == "text" && text.lines().any(is_command) => {
+                faults.push(format!("line {}: commands; accepted: {}", at + 1, COMMANDS.join(", ")));
             }
             Ok(None) => {}
             Err(fault) => faults.push(format!("line {}: {fault}", at + 1)),
@@ -95,7 +109,14 @@ pub(crate) fn steps(page: &str) -> Result<Vec<Step>, Vec<String>> {
     if faults.is_empty() { Ok(steps) } else { Err(faults) }
 }
 
-fn action(comments: &[&str]) -> Result<Option<Action>, String> {
+/// Whether a line of a block of text begins with a program of the guide. Configurations of routers have
+/// lines that begin with `ip`.
+fn is_command(line: &str) -> bool {
+    let programs = ["$", "apt-get", "curl", "helm", "kubectl", "sysctl", "systemctl", "tidegate", "vtysh"];
+    line.split_whitespace().next().is_some_and(|word| programs.contains(&word))
+}
+
+fn action(comments: &[&str], text: &str) -> Result<Option<Action>, String> {
     let Some((first, more)) = comments.split_first() else { return Ok(None) };
     let (key, value) = first.split_once(": ").unwrap_or((first, ""));
     let place = || {
@@ -103,7 +124,7 @@ fn action(comments: &[&str]) -> Result<Option<Action>, String> {
         place.ok_or_else(|| format!("{key}: accepted: HOST PATH"))
     };
     let action = match key {
-        "run" => return run(value, more).map(Some),
+        "run" => return run(value, more, text).map(Some),
         "file" => place().map(|(hosts, path)| Action::File { hosts, path })?,
         "edit" => place().map(|(hosts, path)| Action::Edit { hosts, path })?,
         "output" => Action::Output,
@@ -117,11 +138,19 @@ fn names(hosts: &str) -> Vec<String> {
     hosts.split(", ").map(str::to_owned).collect()
 }
 
-fn run(hosts: &str, more: &[&str]) -> Result<Action, String> {
+fn run(hosts: &str, more: &[&str], text: &str) -> Result<Action, String> {
     let (mut instead, mut expected) = (None, Expected::Success);
     for comment in more {
         match comment.split_once(": ") {
             Some(("instead", commands)) => instead = Some(commands.to_owned()),
+            Some(("with", replacement)) => {
+                let (word, value) = replacement.split_once('=').ok_or("with: accepted: WORD=VALUE")?;
+                let commands = instead.as_deref().unwrap_or(text);
+                if !commands.contains(word) {
+                    return Err(format!("the block has no {word}"));
+                }
+                instead = Some(commands.replace(word, value));
+            }
             Some(("until", text)) => expected = Expected::Until(text.to_owned()),
             Some(("exit", "any")) => expected = Expected::Any,
             Some(("fails", text)) => expected = Expected::Failure(text.to_owned()),

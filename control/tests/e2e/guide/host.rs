@@ -35,27 +35,38 @@ chroot . bash -c 'id tidegate > /dev/null 2>&1 || useradd --system tidegate'
 exec chroot . bash -c 'cd /root; : > /run/ready; exec sleep infinity'
 "#;
 
-/// What systemd does with the unit of the package: starts, stops and reloads the gateway, and waits until it forwards.
-const UNIT: &str = r#"#!/bin/bash
+/// What systemd does with the units of the pages: starts and stops them. It waits until the gateway forwards.
+const SYSTEMCTL: &str = r#"#!/bin/bash
 set -eu
 pid() { cat /run/tidegate.pid; }
-case $1 in
-  start)
-    mkdir -p /run/tidegate
-    touch /var/log/tidegate.log
-    before=$(stat -c %s /var/log/tidegate.log)
-    tidegate run >> /var/log/tidegate.log 2>&1 &
-    echo $! > /run/tidegate.pid
-    until tail -c "+$((before + 1))" /var/log/tidegate.log | grep -q GatewayStarted; do
-      kill -0 "$(pid)" || { cat /var/log/tidegate.log; exit 1; }
-      sleep 0.1
-    done ;;
-  stop)
-    kill "$(pid)"
-    while kill -0 "$(pid)" 2> /dev/null; do sleep 0.1; done ;;
-  reload) kill -HUP "$(pid)" ;;
-  restart) "$0" stop; "$0" start ;;
-esac
+start() {
+  mkdir -p /run/tidegate
+  touch /var/log/tidegate.log
+  before=$(stat -c %s /var/log/tidegate.log)
+  tidegate run >> /var/log/tidegate.log 2>&1 &
+  echo $! > /run/tidegate.pid
+  until tail -c "+$((before + 1))" /var/log/tidegate.log | grep -q GatewayStarted; do
+    kill -0 "$(pid)" || { cat /var/log/tidegate.log; exit 1; }
+    sleep 0.1
+  done
+}
+stop() {
+  kill "$(pid)"
+  while kill -0 "$(pid)" 2> /dev/null; do sleep 0.1; done
+}
+verb=$1
+shift
+if [[ $1 == --now ]]; then shift; fi
+for unit; do
+  case $verb-$unit in
+    start-tidegate | enable-tidegate) start ;;
+    stop-tidegate) stop ;;
+    restart-tidegate) stop; start ;;
+    enable-keepalived) keepalived ;;
+    restart-frr) /usr/lib/frr/frrinit.sh start ;;
+    *) echo "no $verb of $unit here" >&2; exit 1 ;;
+  esac
+done
 "#;
 
 /// What the installation of nginx does: starts a web server at port 80.
@@ -70,7 +81,7 @@ echo "hello from the server" > /var/www/html/index.html
 nginx
 "#;
 
-/// The log of the gateway that `UNIT` starts.
+/// The log of the gateway that `SYSTEMCTL` starts.
 const LOG: &str = "/var/log/tidegate.log";
 /// The limit of the commands of one block, in seconds.
 const LIMIT_SECONDS: &str = "120";
@@ -97,7 +108,7 @@ impl Host {
         });
         assert!(up.expect("it ends or is ready"), "the root of {name} (needs overlayfs): {}", anchor.log());
         let host = Self { anchor, output: lab.directory().join(format!("{name}.output")) };
-        host.write("/usr/local/sbin/unit", UNIT);
+        host.write("/usr/local/sbin/systemctl", SYSTEMCTL);
         host.write("/usr/local/sbin/web", WEB);
         host
     }

@@ -259,7 +259,7 @@ fn a_user_upgrades_a_gateway_with_files_of_the_previous_version() {
     let site = Site::build(&[gateway("gateway"), CLIENT, SERVER, ROUTER]);
     let gateway = site.host("gateway");
     PREVIOUS.iter().for_each(|(path, text)| gateway.write(path, text));
-    let (is_ready, printed) = gateway.run("ip link set eth1 up; unit start");
+    let (is_ready, printed) = gateway.run("ip link set eth1 up; systemctl start tidegate");
     assert!(is_ready, "{printed}");
     let (_, services) = gateway.run("tidegate services");
     assert!(services.contains("192.0.2.250"), "the address of the previous version: {services}");
@@ -300,7 +300,7 @@ fn an_operator_follows_the_tour_of_the_commands() {
 
 /// Starts a gateway as at the end of the first page, without a Service.
 fn start_first_gateway(gateway: &Host) {
-    let (is_ready, printed) = gateway.run(&format!("{FIRST_PAGE}unit start"));
+    let (is_ready, printed) = gateway.run(&format!("{FIRST_PAGE}systemctl start tidegate"));
     assert!(is_ready, "{printed}");
 }
 
