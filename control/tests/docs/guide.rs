@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::guide_support::{Action, Expected, Step, directory, edited, missing_line, steps};
-use crate::repository::files;
+use crate::repository::{File, files, root};
 
 /// The pages, in the order of the guide.
 fn pages() -> Vec<(String, String)> {
@@ -46,6 +46,45 @@ fn a_test_follows_every_page_of_the_guide_that_has_steps() {
     assert!(missing.is_empty(), "no test follows {missing:?}");
 }
 
+/// What a reason names: files, targets of make, and tests.
+fn named(reason: &str) -> Vec<&str> {
+    let is_of_name = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    let words: Vec<&str> = reason
+        .split(|c: char| !is_of_name(c))
+        .map(|word| word.trim_end_matches('.'))
+        .filter(|word| !word.is_empty())
+        .collect();
+    let targets = words.windows(2).filter(|pair| pair[0] == "make").map(|pair| pair[1]);
+    words.iter().copied().filter(|word| word.contains(['/', '_'])).chain(targets).collect()
+}
+
+#[test]
+fn the_tests_that_run_commands_in_place_of_the_guide_exist() {
+    let files = files();
+    let makefile = &files.iter().find(|file| file.path == "Makefile").expect("the file").text;
+    let exists = |name: &str| {
+        let is_test = |file: &File| {
+            file.path.starts_with("control/tests/") && file.text.contains(&format!("fn {name}()"))
+        };
+        let is_target = makefile.lines().any(|line| line.starts_with(&format!("{name}:")));
+        root().join(name).exists() || is_target || files.iter().any(is_test)
+    };
+    let (mut seen, mut missing) = (0, Vec::new());
+    for (path, text) in pages() {
+        for step in steps(&text).unwrap_or_default() {
+            let Action::NotRun { reason } = &step.action else { continue };
+            for name in named(reason) {
+                seen += 1;
+                if !exists(name) {
+                    missing.push(format!("{path}:{}: {name}", step.line));
+                }
+            }
+        }
+    }
+    assert!(seen > 10, "the reasons were read: {seen}");
+    assert!(missing.is_empty(), "no such file, test or target of make:\n{}", missing.join("\n"));
+}
+
 #[test]
 fn faults_of_a_page_are_found() {
     let page = "<!-- run: client -->\n<!-- until: 200 -->\n```sh\ncurl x\n```\n\n  <!-- file: edge-1, edge-2 /etc/a.yaml -->\n  ```yaml\n  a: 1\n  ```\n";
@@ -57,11 +96,19 @@ fn faults_of_a_page_are_found() {
         Step { line: 8, action: file, text: "a: 1\n".to_owned() },
     ];
     assert_eq!(steps(page), Ok(expected.into()));
+    let page = "<!-- run: client -->\n<!-- with: KEY=1 -->\n```sh\nuse 'KEY'\n```\n";
+    let steps_with_value = steps(page).expect("it has no fault");
+    let Action::Run { instead, .. } = &steps_with_value[0].action else { panic!("{steps_with_value:?}") };
+    assert_eq!(instead.as_deref(), Some("use '1'\n"));
     for (page, fault) in [
         ("```sh\nls\n```\n", "line 1: commands without a comment"),
         ("<!-- run: client -->\n\n```sh\nls\n```\n", "not directly above a block"),
         ("<!-- runs: client -->\n```sh\nls\n```\n", "\"runs: client\" is unknown"),
         ("<!-- not run: -->\n```sh\nls\n```\n", "is unknown"),
+        ("```\nls\n```\n", "accepted: sh, bash, console, text, yaml"),
+        ("~~~sh\nls\n~~~\n", "accepted: blocks between ```"),
+        ("```text\nkubectl get pods\n```\n", "line 1: commands; accepted: sh"),
+        ("<!-- run: client -->\n<!-- with: KEY=1 -->\n```sh\nls\n```\n", "the block has no KEY"),
         ("<!-- file: gateway -->\n```yaml\na: 1\n```\n", "accepted: HOST PATH"),
     ] {
         let faults = steps(page).expect_err("it has a fault");
