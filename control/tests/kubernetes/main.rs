@@ -15,6 +15,9 @@ mod faulty_pool;
 mod flow_peers;
 mod gateway_api;
 mod gateway_drain;
+mod guide;
+#[path = "../guide_support/mod.rs"]
+mod guide_support;
 mod helm;
 mod install;
 mod invalid_objects;
