@@ -1,13 +1,15 @@
 #!/bin/bash
 # Tests the packages of target/deb in a fresh Debian 12 that runs its own systemd in namespaces of this machine: lintian,
 # installation, a start with what `tidegate init` writes, a client's connection that outlives a change of the user, a
-# rollback and an upgrade, BGP, removal and purge. Called by `make deb-test`. It needs root, and a Debian mirror
-# (MIRROR=URL selects another one than apt's default).
+# rollback and an upgrade, BGP, removal and purge. Then the end-to-end tests of restarts, in which each restart is a
+# rollback or an upgrade. Called by `make deb-test`. It needs root, and a Debian mirror (MIRROR=URL selects another one
+# than apt's default).
 #
-# PREVIOUS=DIRECTORY has the packages of the earlier version. By default they are the tested ones with a lower version.
+# PREVIOUS=DIRECTORY has the packages of the earlier version. By default they are built from the commit before this one.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-packages=${CARGO_TARGET_DIR:-$PWD/target}/deb
+target=${CARGO_TARGET_DIR:-$PWD/target}
+packages=$target/deb
 unit=tidegate.service
 vip=203.0.113.1
 client=198.51.100.10
@@ -23,6 +25,7 @@ plugin=$(compgen -G "$packages/kubectl-tidegate_*.deb")
 work=$(mktemp -d)
 root=$work/root
 outside=tidegate-deb-$$
+tree=
 init=
 background=()
 clean_up() {
@@ -33,6 +36,7 @@ clean_up() {
   for process in "${background[@]}"; do kill "$process" 2>/dev/null || true; done
   wait
   ip netns delete "$outside" 2>/dev/null || true
+  if [[ -n $tree ]]; then git worktree remove --force "$tree" || true; fi
   rm -rf --one-file-system "$work"
   exit "$status"
 }
@@ -53,14 +57,15 @@ lintian --allow-root --fail-on error,warning "$packages"/*.deb
 
 previous=${PREVIOUS:-}
 if [[ -z $previous ]]; then
-  previous=$work/previous
-  mkdir "$previous"
-  for deb in "$tidegate" "$plugin"; do
-    dpkg-deb --raw-extract "$deb" "$work/deb"
-    sed -i 's/^Version: .*/Version: 0.0.1/' "$work/deb/DEBIAN/control"
-    dpkg-deb --root-owner-group --build "$work/deb" "$previous" >/dev/null
-    rm -r "$work/deb"
-  done
+  say "packages of the previous commit: $(git log -1 --format='%h %s' HEAD^)"
+  # A target directory of its own, so that target/install stays that of this commit.
+  mkdir -p "$target"/{tools,previous}
+  ln -sfn "$target/tools" "$target/previous/tools"
+  tree=$target/previous/tree
+  rm -rf "$tree"
+  git worktree add --quiet --force --detach "$tree" HEAD^
+  CARGO_TARGET_DIR=$target/previous "$tree/deploy/scripts/deb.sh" >/dev/null
+  previous=$target/previous/deb
 fi
 
 say "a fresh Debian 12"
@@ -232,4 +237,9 @@ inside "${apt[@]}" remove tidegate kubectl-tidegate >"$work/log" 2>&1 || { cat "
 inside "${apt[@]}" purge tidegate kubectl-tidegate >"$work/log" 2>&1 || { cat "$work/log" >&2; die "apt purge fails"; }
 left=$(inside sh -c "find / -xdev -path /srv -prune -o -name '*tidegate*' -print; find /run -name '*tidegate*'")
 [[ -z $left ]] || die "left after the purge: $left"
+say "restarts of every mode, each with the other version"
+dpkg-deb --extract "$previous"/tidegate_*.deb "$work/program"
+TIDEGATE_PREVIOUS=$work/program/usr/bin/tidegate "${CARGO:-cargo}" test --workspace --test e2e --locked -q -- \
+  restarts:: old_and_new_flows_are_forwarded_until_and_after_every_restart
+
 say "passed in ${SECONDS} s"

@@ -74,6 +74,8 @@ pub(crate) struct World {
     gateway: Option<Gateway>,
     pub(crate) lab: Lab,
     pub(crate) options: GatewayOptions,
+    /// Whether the gateway that was launched last is of the previous version.
+    is_previous: bool,
 }
 
 impl World {
@@ -85,7 +87,7 @@ impl World {
     /// Starts a gateway in an existing lab, with `objects` (YAML) in its directory besides the manifests.
     pub(crate) fn over(lab: Lab, options: GatewayOptions, manifests: &[Manifest], objects: &str) -> Self {
         Gateway::configure(&lab, &options).expect("configuration written");
-        let mut world = Self { gateway: None, lab, options };
+        let mut world = Self { gateway: None, lab, options, is_previous: false };
         world.write(manifests);
         if !objects.is_empty() {
             put(&manifests_of(&world.lab), "objects.yaml", objects).expect("objects written");
@@ -107,9 +109,14 @@ impl World {
         self.gateway.take().expect("the gateway runs")
     }
 
-    /// Starts the gateway again with the same configuration. Returns before it is ready.
+    /// Starts the gateway again with the same configuration. Returns before it is ready. If `TIDEGATE_PREVIOUS` names the
+    /// program of the previous version, each start changes to the other version.
     pub(crate) fn launch_gateway(&mut self) {
-        self.gateway = Some(Gateway::launch(&self.lab).expect("the gateway starts"));
+        let previous = std::env::var_os("TIDEGATE_PREVIOUS").map(PathBuf::from);
+        self.is_previous = previous.is_some() && !self.is_previous;
+        let program = previous.filter(|_| self.is_previous).unwrap_or_else(tidegate);
+        let gateway = Gateway::launch_in(self.lab.gateway(), self.lab.directory(), &program);
+        self.gateway = Some(gateway.expect("the gateway starts"));
     }
 
     /// Puts manifests into the watched directory.
