@@ -45,7 +45,8 @@ pub struct InitArgs {
 pub(super) fn run(args: &InitArgs) -> anyhow::Result<ExitCode> {
     let path = &args.output;
     let network = Network::read().context("cannot read the kernel's links, addresses and routes")?;
-    let text = configuration(&Machine::here(), &network, args)?;
+    let machine = Machine::here();
+    let text = configuration(&machine, &network, args)?;
     let base = path.parent().unwrap_or(Path::new(""));
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let report = config::parse(&text, &path.to_string_lossy(), base, cores).report;
@@ -68,8 +69,19 @@ pub(super) fn run(args: &InitArgs) -> anyhow::Result<ExitCode> {
     }
     println!("  tidegate check -c {shown}");
     println!("  tidegate doctor -c {shown}");
-    println!("  tidegate run -c {shown}");
+    if has_unit(&machine, path) {
+        println!("  systemctl enable --now tidegate");
+    } else {
+        println!("  tidegate run -c {shown}");
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether systemd has the unit of `deploy/systemd`, and the unit reads this file.
+fn has_unit(machine: &Machine, path: &Path) -> bool {
+    let directories = ["etc/systemd/system", "lib/systemd/system"];
+    path == Path::new("/etc/tidegate/gateway.yaml")
+        && directories.iter().any(|directory| machine.path(format!("{directory}/tidegate.service")).exists())
 }
 
 /// The NIC of the gateway.
