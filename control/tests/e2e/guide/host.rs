@@ -29,13 +29,15 @@ mount -t tmpfs -o mode=1777 tmp tmp
 rm -f usr/local/bin/tidegate
 : > usr/bin/tidegate
 mount --bind "$2" usr/bin/tidegate
-mkdir -p run/lock etc/tidegate var/lib/tidegate
-# The package creates this user.
+mkdir -p run/lock var/lib/tidegate
+# The package creates this directory and this user.
+mkdir -p etc/tidegate/manifests
 chroot . bash -c 'id tidegate > /dev/null 2>&1 || useradd --system tidegate'
 exec chroot . bash -c 'cd /root; : > /run/ready; exec sleep infinity'
 "#;
 
-/// What systemd does with the units of the pages: starts and stops them. It waits until the gateway forwards.
+/// What systemd does with the units of the pages: starts, stops and reloads them. It waits until the gateway
+/// forwards.
 const SYSTEMCTL: &str = r#"#!/bin/bash
 set -eu
 pid() { cat /run/tidegate.pid; }
@@ -62,6 +64,7 @@ for unit; do
     start-tidegate | enable-tidegate) start ;;
     stop-tidegate) stop ;;
     restart-tidegate) stop; start ;;
+    reload-tidegate) kill -HUP "$(pid)" ;;
     enable-keepalived) keepalived ;;
     restart-frr) /usr/lib/frr/frrinit.sh start ;;
     *) echo "no $verb of $unit here" >&2; exit 1 ;;

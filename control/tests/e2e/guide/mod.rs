@@ -5,6 +5,7 @@ mod host;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::Path;
 
 use host::Host;
 use tidegate_netlab::{Lab, LabPlan, Namespace, wait_for};
@@ -119,7 +120,13 @@ impl Site {
                 }
             }
             Action::File { hosts, path } => {
-                hosts.iter().for_each(|host| self.host(host).write(path, &step.text));
+                let directory = Path::new(path).parent().expect("an absolute path").to_string_lossy();
+                for host in hosts.iter().map(|host| self.host(host)) {
+                    if !host.path(&directory).is_dir() {
+                        return Err(format!("no directory {directory}: the reader can't write the file"));
+                    }
+                    host.write(path, &step.text);
+                }
             }
             Action::Edit { hosts, path } => {
                 for host in hosts.iter().map(|host| self.host(host)) {
@@ -203,7 +210,7 @@ fn a_user_builds_a_fleet_with_bgp() {
             name: "server",
             nics: &[("eth0", "servers")],
             addresses: "link set eth0 up\naddr add 10.0.0.50/24 dev eth0\nroute add default via 10.0.0.1",
-            prepared: "web; head -c 40M /dev/zero > /var/www/html/big",
+            prepared: "web",
         },
     ]);
     site.follow("3-several-gateways");
