@@ -127,7 +127,9 @@ inside sh -c 'ip link set lo up; ip link set eth1 up; ip addr add 192.0.2.2/24 d
 say "$(inside tidegate version | head -1), $(inside kubectl-tidegate version | head -1)"
 findings=$(inside tidegate doctor || (($? == 1)))
 grep -q '^ok  *programs  *bird' <<<"$findings" || die "doctor does not find BIRD: $findings"
-inside tidegate init --nic eth1 --pool 203.0.113.0/28 -o /etc/tidegate/gateway.yaml >/dev/null
+[[ -d $root/etc/tidegate/manifests ]] || die "no directory for manifests"
+next=$(inside tidegate init --nic eth1 --pool 203.0.113.0/28 -o /etc/tidegate/gateway.yaml)
+[[ $next == *"systemctl enable --now tidegate"* ]] || die "init does not name the unit: $next"
 # The link of the test has an address left for connections to servers.
 inside sed -i 's/# snatAddresses: .*/snatAddresses: ["192.0.2.12"]/' /etc/tidegate/gateway.yaml
 inside cp /usr/share/doc/tidegate/examples/manifests/web.yaml /etc/tidegate/manifests/
@@ -152,6 +154,9 @@ field() { inside sed -n "s/^$2:\t//p" "/proc/$1/status"; }
 score=$(inside systemd-analyze security --no-pager "$unit" | sed -n 's/.*exposure level.*: \([0-9.]*\) .*/\1/p')
 awk -v score="$score" 'BEGIN { exit !(score != "" && score < 3) }' || die "the exposure level is $score, not below 3"
 say "user tidegate, four capabilities, exposure level $score"
+# What the pages of the guide run with systemd.
+inside sh -c 'systemctl status tidegate && journalctl -u tidegate -n 50 && systemctl status systemd-journald &&
+  journalctl --disk-usage' >/dev/null
 
 # A client that sends a request on its only connection for each line that it reads.
 coproc connection {
@@ -198,6 +203,7 @@ request || die "a restart as the user breaks a connection"
 say "from root to the user tidegate: the connection continues"
 
 exchange rollback previous
+inside sh -c 'dpkg -x /srv/now/tidegate_*.deb /tmp/new && /tmp/new/usr/bin/tidegate check && rm -r /tmp/new'
 exchange upgrade now
 
 say "BGP"
