@@ -93,7 +93,7 @@ fn gateways_that_may_not_be_read_keep_new_services_waiting() {
         let role = world.api.get(RBAC, "ClusterRole", "", "tidegate").expect("installed");
         let is_of_gateways = |rule: &Value| rule["apiGroups"][0] == "gateway.networking.k8s.io";
         let edit = |role: &mut Value| {
-            role["rules"].as_array_mut().expect("rules").retain(|rule| !is_of_gateways(rule))
+            role["rules"].as_array_mut().expect("rules").retain(|rule| !is_of_gateways(rule));
         };
         world.api.edit(RBAC, "ClusterRole", "", "tidegate", edit).expect("legal");
         world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
