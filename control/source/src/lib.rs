@@ -20,8 +20,24 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use jiff::Timestamp;
+use tidegate_model::config::GatewayApi;
 use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_model::objects::{ObjectKey, Objects};
+
+/// The kinds of objects that a directory may contain, but that not every reader needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kinds {
+    /// Whether objects of the Gateway API are read.
+    pub gateway_api: GatewayApi,
+    /// Whether Secrets of type `kubernetes.io/tls` are read. Gateways don't read them.
+    pub tls_secrets: bool,
+}
+
+impl From<GatewayApi> for Kinds {
+    fn from(gateway_api: GatewayApi) -> Self {
+        Self { gateway_api, tls_secrets: false }
+    }
+}
 
 /// All objects at one moment.
 #[derive(Debug, Clone)]

@@ -20,6 +20,7 @@ mod route;
 mod selector;
 mod service;
 mod stored;
+mod tls_secret;
 
 #[cfg(test)]
 mod tests;
@@ -49,6 +50,7 @@ pub use service::{
     TrafficPolicy,
 };
 pub use stored::{Condition, FINALIZER, Ingress, IngressPort, ObjectVersion, Stored};
+pub use tls_secret::TlsSecret;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -175,6 +177,8 @@ pub struct Objects {
     pub udp_routes: SharedMap<ObjectKey, Arc<Route>>,
     /// ReferenceGrants.
     pub reference_grants: SharedMap<ObjectKey, Arc<ReferenceGrant>>,
+    /// Secrets of type `kubernetes.io/tls`. Always empty in a gateway, which reads no Secrets.
+    pub tls_secrets: SharedMap<ObjectKey, Arc<TlsSecret>>,
     /// The addresses of the API server that the objects come from, without loopback addresses.
     pub api_servers: BTreeSet<IpAddr>,
 }

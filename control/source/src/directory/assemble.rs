@@ -45,6 +45,7 @@ pub(super) fn assemble<'a>(all: impl Iterator<Item = &'a Object>, report: &mut R
             Object::ReferenceGrant(o) => {
                 insert(&mut objects.reference_grants, key, o, meta, |o| &o.meta, kind, report);
             }
+            Object::TlsSecret(o) => insert(&mut objects.tls_secrets, key, o, meta, |o| &o.meta, kind, report),
         }
     }
     node_ports::allocate(&mut objects, report);

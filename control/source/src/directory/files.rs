@@ -22,7 +22,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use tidegate_model::bounded_file::{self, FILE_BYTES_MAX};
-use tidegate_model::config::GatewayApi;
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_model::yaml::{self, Sheet};
@@ -30,7 +29,7 @@ use tidegate_model::yaml::{self, Sheet};
 use super::assemble::assemble;
 use super::listing::{Found, Listing, Signature};
 use crate::manifest::{self, Object};
-use crate::{RefusedObject, StaleFile};
+use crate::{Kinds, RefusedObject, StaleFile};
 
 /// Once the last change of a file is this old, its metadata reliably show the next one.
 const STABLE_AFTER: Duration = Duration::from_secs(2);
@@ -43,8 +42,7 @@ pub(super) struct Files {
     root: PathBuf,
     /// How long a lost file keeps its objects.
     loss_grace: Duration,
-    /// Whether objects of the Gateway API are read.
-    gateway_api: GatewayApi,
+    kinds: Kinds,
     files: BTreeMap<PathBuf, FileState>,
     /// Faults of directories at the last refresh.
     listing: Report,
@@ -91,9 +89,9 @@ struct Lost {
 }
 
 impl Files {
-    pub(super) fn new(root: &Path, loss_grace: Duration, gateway_api: GatewayApi) -> Self {
+    pub(super) fn new(root: &Path, loss_grace: Duration, kinds: Kinds) -> Self {
         let (files, listing) = (BTreeMap::new(), Report::new());
-        Self { root: root.to_owned(), loss_grace, gateway_api, files, listing, arrivals: Arrivals::default() }
+        Self { root: root.to_owned(), loss_grace, kinds, files, listing, arrivals: Arrivals::default() }
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -130,7 +128,7 @@ impl Files {
             if matches!(found, Found::File(_)) {
                 state.device = path.parent().and_then(|dir| listing.devices.get(dir)).copied();
             }
-            changed |= state.refresh(&path, &found, self.gateway_api, &mut self.arrivals);
+            changed |= state.refresh(&path, &found, self.kinds, &mut self.arrivals);
         }
         changed |= self.expire();
         if changed {
@@ -202,6 +200,7 @@ impl Files {
             "TCPRoute" => objects.tcp_routes.contains_key(&refused.key),
             "UDPRoute" => objects.udp_routes.contains_key(&refused.key),
             "ReferenceGrant" => objects.reference_grants.contains_key(&refused.key),
+            "Secret" => objects.tls_secrets.contains_key(&refused.key),
             _ => objects.address_pools.contains_key(&refused.key.name),
         };
         let refused = self.files.values().flat_map(|file| &file.refused);
@@ -259,13 +258,7 @@ impl FileState {
     }
 
     /// Reads the file if it changed. Returns whether the result changed.
-    fn refresh(
-        &mut self,
-        path: &Path,
-        found: &Found,
-        gateway_api: GatewayApi,
-        arrivals: &mut Arrivals,
-    ) -> bool {
+    fn refresh(&mut self, path: &Path, found: &Found, kinds: Kinds, arrivals: &mut Arrivals) -> bool {
         let (signature, read) = match found {
             Found::File(signature) if self.signature == Some(*signature) => return false,
             Found::File(signature) => (Some(*signature), read(path)),
@@ -296,12 +289,12 @@ impl FileState {
             }
             Ok(bytes) => {
                 let text = &String::from_utf8_lossy(bytes);
-                let documents = sheet.documents_with_flaws(text, manifest::is_read);
+                let documents = sheet.documents_with_flaws(text, |it, at| manifest::is_read(it, at, kinds));
                 if documents.is_empty() && sheet.errors() == 0 {
                     lost = Some("the file contains no object".to_owned());
                 }
                 for (document, flawed) in documents {
-                    let decoded = manifest::decode(&sheet, &document, gateway_api);
+                    let decoded = manifest::decode(&sheet, &document, kinds);
                     refused.extend(decoded.refused);
                     // With a duplicate key, the intended value is unknown.
                     if flawed {

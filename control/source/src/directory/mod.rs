@@ -25,7 +25,7 @@ use tidegate_model::config::{ENDPOINT_SLICES_MIB, GatewayApi};
 use tidegate_model::diagnostic::Report;
 use tidegate_model::objects::Objects;
 
-use crate::slices;
+use crate::{Kinds, slices};
 
 pub use watch::{Changes, Reading, Watch};
 
@@ -41,10 +41,9 @@ impl DirectorySource {
         Self::load_within(path, ENDPOINT_SLICES_MIB, GatewayApi::Auto)
     }
 
-    /// Like [`load`](Self::load), with a limit on the memory for EndpointSlices, and with or without the objects of the
-    /// Gateway API.
-    pub fn load_within(path: &Path, endpoint_slices_mib: u32, gateway_api: GatewayApi) -> (Objects, Report) {
-        let mut files = files::Files::new(path, Duration::ZERO, gateway_api);
+    /// Like [`load`](Self::load), with a limit on the memory for EndpointSlices, and with these kinds of objects.
+    pub fn load_within(path: &Path, endpoint_slices_mib: u32, kinds: impl Into<Kinds>) -> (Objects, Report) {
+        let mut files = files::Files::new(path, Duration::ZERO, kinds.into());
         files.refresh();
         let (mut objects, _, mut report) = files.assemble();
         slices::leave_out(&mut objects, endpoint_slices_mib, &mut report);
@@ -56,8 +55,7 @@ impl DirectorySource {
     /// The first state is available on return. A change is published when no other change has followed for 10 ms, or
     /// after 1 s at the latest. With [`Changes::AtReload`], only [`Watch::reload`] reads the directory again. A file
     /// keeps its objects for `loss_grace` after it was emptied, became unreadable, was replaced by something else, or
-    /// was unmounted. `endpoint_slices_mib` limits the memory for EndpointSlices. `gateway_api` says
-    /// whether objects of the Gateway API are read.
+    /// was unmounted. `endpoint_slices_mib` limits the memory for EndpointSlices.
     ///
     /// # Errors
     /// The thread can't be started. If the directory can't be read or watched, the report shows that fault instead, and
@@ -67,8 +65,8 @@ impl DirectorySource {
         changes: Changes,
         loss_grace: Duration,
         endpoint_slices_mib: u32,
-        gateway_api: GatewayApi,
+        kinds: impl Into<Kinds>,
     ) -> std::io::Result<Watch> {
-        watch::start(path, changes, loss_grace, endpoint_slices_mib, gateway_api)
+        watch::start(path, changes, loss_grace, endpoint_slices_mib, kinds.into())
     }
 }

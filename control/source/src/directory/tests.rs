@@ -741,3 +741,51 @@ fn routes_and_listener_sets_keep_the_order_in_which_they_appeared() {
     write(&path("0.yaml"), &route("a", ""));
     assert!(now("its return", &["old", "late", "dated", "a"])[3] > late);
 }
+
+/// A Secret whose private key is `key`, in base64 if it is in `data`.
+fn secret(name: &str, field: &str, key: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}}}\ntype: kubernetes.io/tls\n\
+         {field}: {{tls.crt: Y2VydA==, tls.key: {key}}}\n"
+    )
+}
+
+#[test]
+fn secrets_of_type_tls_are_read_only_on_request() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join("a.yaml"), &secret("a", "data", "a2V5"));
+    write(&dir.path().join("b.yaml"), &secret("b", "stringData", "a2V5"));
+    write(&dir.path().join("c.yaml"), &secret("c", "data", "a2V5").replace("kubernetes.io/tls", "Opaque"));
+    let kinds = Kinds { tls_secrets: true, ..Kinds::default() };
+    let (objects, report) = DirectorySource::load_within(dir.path(), 512, kinds);
+    assert!(report.is_empty(), "{report}");
+    let read: Vec<(&str, &[u8], &[u8])> =
+        objects.tls_secrets.values().map(|s| (s.meta.key.name.as_str(), &*s.certificate, &*s.key)).collect();
+    assert_eq!(read, [("a", &b"cert"[..], &b"key"[..]), ("b", b"Y2VydA==", b"a2V5")]);
+
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert!(objects.tls_secrets.is_empty());
+    assert_eq!(report.warnings().count(), 3, "{report}");
+}
+
+#[test]
+fn an_invalid_secret_keeps_its_last_version_and_is_never_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = dir.path().join("a.yaml");
+    write(&a, &secret("a", "data", "a2V5"));
+    let kinds = Kinds { tls_secrets: true, ..Kinds::default() };
+    let watch =
+        DirectorySource::watch(dir.path(), Changes::AtReload, Duration::from_secs(60), 512, kinds).unwrap();
+    for key in ["VERYPRIVATE!", "[VERYPRIVATE]", "{VERYPRIVATE: 1}", "1234567890", "~", "\"VERYPRIVATE"] {
+        write(&a, &secret("a", "data", key));
+        watch.reload();
+        let bad = wait(&watch, key, |u| u.report.has_errors());
+        let last = bad.objects.tls_secrets.get(&ObjectKey::new("default", "a")).expect("the last version");
+        assert_eq!(&*last.key, b"key");
+        let shown = format!("{}{:?}{:?}", bad.report, bad.refused, bad.objects);
+        assert!(!shown.contains("VERYPRIVATE") && !shown.contains("1234567890"), "{shown}");
+        write(&a, &secret("a", "data", "a2V5"));
+        watch.reload();
+        wait(&watch, "without the fault", |u| !u.report.has_errors());
+    }
+}

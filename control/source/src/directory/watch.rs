@@ -17,11 +17,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use notify::{EventKind, RecursiveMode, Watcher};
-use tidegate_model::config::GatewayApi;
 use tokio::sync::watch;
 
 use super::files::Files;
-use crate::{SourceUpdate, slices};
+use crate::{Kinds, SourceUpdate, slices};
 
 /// When the directory is read again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,10 +116,10 @@ pub(super) fn start(
     changes: Changes,
     loss_grace: Duration,
     endpoint_slices_mib: u32,
-    gateway_api: GatewayApi,
+    kinds: Kinds,
 ) -> io::Result<Watch> {
     let (wake, woken) = channel();
-    let mut files = Files::new(path, loss_grace, gateway_api);
+    let mut files = Files::new(path, loss_grace, kinds);
     let mut notifier = (changes == Changes::Followed).then(|| Notifier::new(wake.clone()));
     // Start the watch before the read, so that no change between the two is missed.
     if let Some(notifier) = &mut notifier {
@@ -248,7 +247,7 @@ mod tests {
     #[test]
     fn ending_a_watch_does_not_wait_for_a_hanging_directory() {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut watch = start(directory.path(), Changes::Followed, Duration::ZERO, 1, GatewayApi::Auto)
+        let mut watch = start(directory.path(), Changes::Followed, Duration::ZERO, 1, Kinds::default())
             .expect("a thread");
         let (release, hangs) = channel::<()>();
         let thread = watch.thread.replace(std::thread::spawn(move || {

@@ -15,6 +15,7 @@ mod meta;
 mod object;
 mod pod;
 mod pool;
+mod secret;
 mod service;
 pub(crate) mod stored;
 
@@ -23,14 +24,13 @@ mod tests;
 
 use std::sync::Arc;
 
-use tidegate_model::config::GatewayApi;
 use tidegate_model::diagnostic::Report;
 use tidegate_model::objects::Metadata;
 use tidegate_model::objects::gateway_api::API_VERSION;
 use tidegate_model::yaml::{Field, Fields, Node, Position, Sheet, Unknown, Value, text};
 
-use crate::RefusedObject;
 use crate::slices::is_headless;
+use crate::{Kinds, RefusedObject};
 use object::service_of;
 
 pub(crate) use object::Object;
@@ -38,7 +38,9 @@ pub(crate) use object::Object;
 type Read = fn(&Fields<'_>, Metadata) -> Option<Object>;
 
 /// (kind, apiVersion, rule for its name, function that reads it)
-const KINDS: [(&str, &str, meta::Scope, Read); 14] = [
+type Kind = (&'static str, &'static str, meta::Scope, Read);
+
+const KINDS: [Kind; 14] = [
     ("Service", "v1", meta::SERVICE, service::read),
     ("EndpointSlice", "discovery.k8s.io/v1", meta::NAMESPACED, endpoints::read_slice),
     ("Endpoints", "v1", meta::NAMESPACED, endpoints::read_legacy),
@@ -55,6 +57,14 @@ const KINDS: [(&str, &str, meta::Scope, Read); 14] = [
     ("ReferenceGrant", API_VERSION, meta::NAMESPACED, gateway_api::read_grant),
 ];
 
+/// The kind that only edges read.
+const SECRET: Kind = ("Secret", "v1", meta::NAMESPACED, secret::read);
+
+/// The kinds that this reader reads. Those of the Gateway API are always included.
+fn known(kinds: Kinds) -> impl Iterator<Item = &'static Kind> {
+    KINDS.iter().chain(kinds.tls_secrets.then_some(&SECRET))
+}
+
 /// The contents of a document.
 #[derive(Debug, Default)]
 pub(crate) struct Decoded {
@@ -64,26 +74,26 @@ pub(crate) struct Decoded {
     pub(crate) refused: Vec<RefusedObject>,
 }
 
-/// The objects of a document, those of the Gateway API only if they are read. Faults are added to the sheet.
-pub(crate) fn decode(sheet: &Sheet, document: &Node, gateway_api: GatewayApi) -> Decoded {
+/// The objects of a document that are of these kinds. Faults are added to the sheet.
+pub(crate) fn decode(sheet: &Sheet, document: &Node, kinds: Kinds) -> Decoded {
     let mut decoded = Decoded::default();
-    collect(&Field::document(sheet, document), None, gateway_api, &mut decoded);
+    collect(&Field::document(sheet, document), None, kinds, &mut decoded);
     decoded
 }
 
 /// Whether the gateway reads the object at this position. A fault in the text of any other object, such as a Deployment
 /// in the same file, doesn't concern the gateway.
-pub(crate) fn is_read(document: &Node, place: Position) -> bool {
+pub(crate) fn is_read(document: &Node, place: Position, kinds: Kinds) -> bool {
     let text = |key| document.entry(key).and_then(|entry| entry.node.text());
     let Some(kind) = text("kind") else { return true };
     let items = document.entry("items").map(|entry| &entry.node.value);
     if let ("List", Some(Value::Sequence(items))) = (kind, items) {
         let item = items.iter().rev().find(|item| item.at <= place);
-        return item.is_none_or(|item| is_read(item, place));
+        return item.is_none_or(|item| is_read(item, place, kinds));
     }
     let group = text("apiVersion").map(group_of);
     // A near miss of one of our names is reported as an error of its own.
-    let is_known = |kind: &str| KINDS.iter().any(|known| known.0 == kind) || !near_misses(kind).is_empty();
+    let is_known = |kind: &str| known(kinds).any(|known| known.0 == kind) || !near_misses(kind).is_empty();
     let is_known = is_known(kind) || kind.strip_suffix("List").is_some_and(is_known);
     is_known && group.is_none_or(|group| KINDS.iter().any(|known| group_of(known.1) == group))
 }
@@ -143,7 +153,7 @@ fn not_read(document: &Field<'_>, kind: &str, group: Option<&str>) {
 }
 
 /// Reads an object, or the items of a list. `assumed` is the kind that a typed list gives to its items.
-fn collect(document: &Field<'_>, assumed: Option<&str>, gateway_api: GatewayApi, decoded: &mut Decoded) {
+fn collect(document: &Field<'_>, assumed: Option<&str>, kinds: Kinds, decoded: &mut Decoded) {
     let names = || KINDS.map(|k| k.0).join(", ");
     let Some(fields) = document.fields() else { return };
     let written = fields.get("kind").map(|f| f.string());
@@ -156,19 +166,19 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, gateway_api: GatewayApi,
             return;
         }
     };
-    let list_of = kind.strip_suffix("List").filter(|k| k.is_empty() || KINDS.iter().any(|(n, ..)| n == k));
+    let list_of = kind.strip_suffix("List").filter(|k| k.is_empty() || known(kinds).any(|(n, ..)| n == k));
     if let Some(of) = list_of {
         fields.allow(&["apiVersion", "metadata"]);
         for item in fields.items("items") {
             // A path within an item of a list is relative to the item.
             let item = Field { path: String::new(), ..item };
-            collect(&item, (!of.is_empty()).then_some(of), gateway_api, decoded);
+            collect(&item, (!of.is_empty()).then_some(of), kinds, decoded);
         }
         fields.finish(Unknown::Warned);
         return;
     }
     let group = fields.get("apiVersion").and_then(|f| f.string()).map(group_of);
-    let Some((_, api_version, scope, read)) = KINDS.iter().find(|(name, ..)| *name == kind) else {
+    let Some((name, api_version, scope, read)) = known(kinds).find(|(name, ..)| *name == kind) else {
         not_read(document, kind, group);
         return;
     };
@@ -180,7 +190,7 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, gateway_api: GatewayApi,
         fields.finish(Unknown::Ignored);
         return;
     }
-    if *api_version == API_VERSION && !gateway_api.is_read() {
+    if *api_version == API_VERSION && !kinds.gateway_api.is_read() {
         let what = format_args!("the gateway does not read kind {kind}: gatewayApi.enabled is false");
         document.warning(what, "gatewayApi.enabled: auto or true");
         fields.finish(Unknown::Ignored);
@@ -195,13 +205,13 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, gateway_api: GatewayApi,
     version.and_then(|f| f.one_of(&[(api_version, ())]));
     let meta = meta::read(&fields, kind, scope);
     let refused = RefusedObject {
-        kind: KINDS.iter().find(|(name, ..)| *name == kind).map_or("", |(name, ..)| name),
+        kind: name,
         key: meta.key.clone(),
         service: service_of(kind, &meta),
         faults: Vec::new(),
     };
     // Only routes use the slices of headless Services.
-    let object = if kind == "EndpointSlice" && is_headless(&meta) && !gateway_api.is_read() {
+    let object = if kind == "EndpointSlice" && is_headless(&meta) && !kinds.gateway_api.is_read() {
         fields.allow(&["addressType", "ports", "endpoints"]);
         None
     } else {

@@ -6,7 +6,7 @@ use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_model::objects::gateway_api::{Gateway, GatewayClass, ListenerSet, ReferenceGrant, Route};
 use tidegate_model::objects::{
     AddressPool, EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, ObjectKey, Pod,
-    SERVICE_NAME_LABEL, Service, ServiceCidr,
+    SERVICE_NAME_LABEL, Service, ServiceCidr, TlsSecret,
 };
 
 use crate::RefusedObject;
@@ -28,6 +28,7 @@ pub(crate) enum Object {
     TCPRoute(Arc<Route>),
     UDPRoute(Arc<Route>),
     ReferenceGrant(Arc<ReferenceGrant>),
+    TlsSecret(Arc<TlsSecret>),
 }
 
 impl Object {
@@ -48,6 +49,7 @@ impl Object {
             Self::TCPRoute(_) => "TCPRoute",
             Self::UDPRoute(_) => "UDPRoute",
             Self::ReferenceGrant(_) => "ReferenceGrant",
+            Self::TlsSecret(_) => "Secret",
         }
     }
 
@@ -66,6 +68,7 @@ impl Object {
             Self::ListenerSet(o) => &o.meta,
             Self::TCPRoute(o) | Self::UDPRoute(o) => &o.meta,
             Self::ReferenceGrant(o) => &o.meta,
+            Self::TlsSecret(o) => &o.meta,
         }
     }
 }
@@ -131,7 +134,8 @@ impl Object {
             | Self::Endpoints(_)
             | Self::Pod(_)
             | Self::Namespace(_)
-            | Self::ServiceCIDR(_) => return (Some(self), report),
+            | Self::ServiceCIDR(_)
+            | Self::TlsSecret(_) => return (Some(self), report),
         };
         meta.faults = all;
         (Some(self), Report::new())

@@ -16,7 +16,7 @@ fn read(text: &str) -> (Vec<Object>, Report) {
     let sheet = Sheet::new("f.yaml");
     let mut objects = Vec::new();
     for document in sheet.documents(text) {
-        objects.extend(decode(&sheet, &document, GatewayApi::Auto).objects);
+        objects.extend(decode(&sheet, &document, Kinds::default()).objects);
     }
     (objects, sheet.into_report())
 }
