@@ -1,12 +1,13 @@
-//! What both halves need from the operating system: files that are replaced atomically, requests to the kernel through
-//! rtnetlink, and the clock since boot.
+//! What both halves need from the operating system: files that are replaced atomically, programs run as children,
+//! requests to the kernel through rtnetlink, and the clock since boot.
 //!
 //! May depend on: `tidegate-spec` (the type of the time since boot).
 //!
-//! Invariant: a call affects only the file or the kernel object that its arguments name.
+//! Invariant: a call affects only the file, the process or the kernel object that its arguments name.
 #![deny(unsafe_code)]
 
 pub mod atomic_file;
+pub mod child;
 pub mod rtnetlink;
 
 use tidegate_spec::ownership::BootTime;

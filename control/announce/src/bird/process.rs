@@ -11,17 +11,15 @@
 use std::fs;
 use std::io::{self, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, setpriority_process,
-};
+use rustix::process::{Pid, Signal, kill_process, setpriority_process};
 use rustix::thread::{CapabilitySet, clear_ambient_capability_set, configure_capability_in_ambient_set};
+use tidegate_host::child;
 
 use super::config;
 
@@ -56,7 +54,7 @@ impl Process {
     /// # Errors
     /// If it cannot be started.
     pub fn start(program: &Path, directory: &Path, recovers: bool) -> io::Result<Self> {
-        let program = find(program)?;
+        let program = child::find(program)?;
         // A leftover socket would look like the new BIRD's.
         match fs::remove_file(directory.join(SOCKET)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -158,19 +156,6 @@ fn with_capabilities<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> 
     spawned
 }
 
-/// Finds the program: a path is used as it is, a name is searched in `PATH` and the directories of system programs.
-fn find(program: &Path) -> io::Result<PathBuf> {
-    if program.components().count() > 1 {
-        return Ok(program.to_owned());
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let system = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
-    let mut places = std::env::split_paths(&path).chain(system).map(|place| place.join(program));
-    places.find(|path| path.is_file()).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "not found in PATH, /usr/sbin or /usr/local/sbin")
-    })
-}
-
 /// Forwards BIRD's log until BIRD exits.
 fn follow(mut lines: impl io::BufRead, last_line: &Mutex<Option<String>>) {
     let mut bytes = Vec::new();
@@ -211,23 +196,7 @@ fn follow(mut lines: impl io::BufRead, last_line: &Mutex<Option<String>>) {
 
 /// Kills the BIRD whose pid is in this file, if its command line names the configuration file `main`.
 pub fn end_old(pid_file: &Path, main: &Path) {
-    let Ok(text) = fs::read_to_string(pid_file) else { return };
-    let Some(pid) = text.trim().parse().ok().and_then(Pid::from_raw) else { return };
-    // The handle keeps referring to this process even if the pid is reused.
-    let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return };
-    let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-    let main = main.as_os_str().as_encoded_bytes();
-    if !line.split(|byte| *byte == 0).any(|argument| argument == main) {
-        return;
-    }
-    tracing::warn!(
-        pid = pid.as_raw_nonzero().get(),
-        "killing a BIRD process that an earlier gateway process left running"
-    );
-    let _ = pidfd_send_signal(&handle, Signal::TERM);
-    let wait = Timespec::try_from(STOP_MAX).expect("a short time");
-    // The handle becomes readable when the process has ended.
-    if !matches!(poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&wait)), Ok(1..)) {
-        let _ = pidfd_send_signal(&handle, Signal::KILL);
-    }
+    child::end_old(pid_file, main, STOP_MAX, |pid| {
+        tracing::warn!(pid, "killing a BIRD process that an earlier gateway process left running");
+    });
 }
