@@ -1,5 +1,5 @@
 //! Decisions on the objects, as pure functions: [`reconcile`] computes the desired state of the dataplane, [`pools`]
-//! decides which Service has which address.
+//! decides which Service has which address, and [`edge`] what an edge serves.
 //!
 //! May depend on: `tidegate-model` (the inputs), `tidegate-spec` (the outputs), `tidegate-wire` (types in the outputs),
 //! `tidegate-select` (the history of seats), `tidegate-structures` (shows differences as text). May not use the packet
@@ -7,6 +7,7 @@
 //! `tidegate-source`, query the real listeners of `tidegate-health`, and send packets through `tidegate-pipeline`.
 
 pub mod cross_check;
+pub mod edge;
 pub mod gateway_api;
 mod largest_first;
 pub mod pools;

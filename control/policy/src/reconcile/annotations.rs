@@ -94,6 +94,25 @@ pub(super) mod key {
     ];
 }
 
+/// The annotations of Services that request an edge.
+pub mod edge_key {
+    /// The Secrets with the certificates.
+    pub const TLS_SECRET: &str = "tidegate.dev/tls-secret";
+    /// The ports with TLS.
+    pub const TLS_PORTS: &str = "tidegate.dev/tls-ports";
+    /// What clients may negotiate.
+    pub const TLS_POLICY: &str = "tidegate.dev/tls-policy";
+    /// What backends receive.
+    pub const BACKEND_PROTOCOL: &str = "tidegate.dev/backend-protocol";
+    /// What happens to forwarded headers.
+    pub const FORWARDED_HEADERS: &str = "tidegate.dev/forwarded-headers";
+    /// Whether port 80 is redirected.
+    pub const REDIRECT_HTTPS: &str = "tidegate.dev/redirect-https";
+    /// All of them.
+    pub const ALL: [&str; 6] =
+        [TLS_SECRET, TLS_PORTS, TLS_POLICY, BACKEND_PROTOCOL, FORWARDED_HEADERS, REDIRECT_HTTPS];
+}
+
 pub(super) fn annotation_field(annotation: &str) -> String {
     format!("metadata.annotations[{annotation}]")
 }

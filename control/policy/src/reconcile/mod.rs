@@ -86,6 +86,7 @@ mod weights;
 #[cfg(test)]
 mod tests;
 
+pub use annotations::edge_key;
 pub use annotations::key::LOAD_BALANCER_IPS;
 pub use compare::{Compared, Round};
 pub use demand::Demand;
