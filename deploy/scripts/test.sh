@@ -36,6 +36,9 @@ setsid deploy/scripts/lowest-priority.sh deploy/scripts/build-ahead.sh >/dev/nul
 ahead=$!
 
 # --workspace, although the tests are in one package: another selection has other features and rebuilds everything.
+stage "edges, with HAProxy"
+"$cargo" test --workspace --test edge --locked
+
 stage "end to end, in network namespaces"
 # A test waits for more than half of its time.
 "$cargo" test --workspace --test e2e --locked -- --test-threads "$(($(nproc) * 3 / 2))"
