@@ -16,7 +16,7 @@ use tidegate_wire::Named;
 use super::{DAY, Options, SECOND, idle_max};
 use crate::reconcile::aliases::{self, AliasValue};
 use crate::reconcile::annotation_reader::Reader;
-use crate::reconcile::annotations::{self, annotation_field, key};
+use crate::reconcile::annotations::{self, annotation_field, edge_key, key};
 use crate::reconcile::finding::Reason;
 use crate::reconcile::proxy_protocol::{self, ProxyHeaderRequest};
 use crate::reconcile::view::{PortRefusal, RefusalReason};
@@ -153,6 +153,10 @@ impl Reader<'_> {
             }
             key::WEIGHT => {
                 self.ignored(annotation, "it works only on Pods and Nodes", "no annotation");
+            }
+            _ if edge_key::ALL.contains(&annotation) => {
+                let why = "a gateway ends neither TLS nor HTTP, and the backends may expect plain text";
+                self.refuse(options, annotation, why, "this annotation only in the manifests of edges");
             }
             _ => {
                 let finding = annotations::unknown(annotation);

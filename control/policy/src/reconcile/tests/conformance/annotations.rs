@@ -167,6 +167,18 @@ fn a_message_has_the_line_of_the_value_or_names_the_object() {
 }
 
 #[test]
+fn an_annotation_of_edges_programs_no_port_on_a_gateway() {
+    for annotation in crate::reconcile::edge_key::ALL {
+        let outcome = annotated_with(annotation, "tcp");
+        assert!(outcome.spec.services.is_empty(), "{annotation}");
+        let (reason, what, accepted) = finding(&outcome);
+        assert_eq!(reason, Reason::NotSupported);
+        assert!(what.starts_with(&format!("annotation {annotation} is not supported: ")), "{what}");
+        assert!(accepted.contains("edges"), "{accepted}");
+    }
+}
+
+#[test]
 fn an_unknown_annotation_of_ours_is_a_warning_with_a_suggestion() {
     let finding_for = |key: &str| {
         let outcome = annotated_with(key, "nat");
