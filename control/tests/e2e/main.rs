@@ -13,6 +13,7 @@ mod choice;
 mod deny_list;
 mod directory_restart;
 mod dsr_probe;
+mod edge;
 mod events;
 mod failure;
 mod first_aid;
