@@ -79,7 +79,7 @@ lint:
 	deploy/scripts/words.sh
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) clippy --workspace --test e2e --test kubernetes --locked -- -D warnings
+	$(CARGO) clippy --workspace --test e2e --test edge --test kubernetes --locked -- -D warnings
 
 test: setup
 	@deploy/scripts/test.sh
