@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tidegate_host::child;
 use tidegate_model::objects::Objects;
 use tidegate_policy::edge::{Listener, ListenerId};
 
@@ -33,11 +34,6 @@ const READY_MAX: Duration = Duration::from_secs(30);
 const READY_POLL: Duration = Duration::from_millis(10);
 /// The shortest time from one reload to the next. Changes in between are combined.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
-/// The pause after the first failure to start. It doubles with each further one.
-const PAUSE_MIN: Duration = Duration::from_millis(250);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// After this time without a failure, the failure count is reset.
-const STABLE: Duration = Duration::from_secs(60);
 /// How often a worker is queried, and for how long it may not answer.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(2);
 const SILENT_MAX: Duration = Duration::from_secs(10);
@@ -178,7 +174,7 @@ impl Edge {
         let socket = running.process.socket();
         if master::query_worker(&socket, "show version").is_ok_and(|answer| !answer.trim().is_empty()) {
             running.answered = now;
-            if now.duration_since(running.since) >= STABLE {
+            if now.duration_since(running.since) >= child::STABLE {
                 self.failures = 0;
             }
         } else if now.duration_since(running.answered) >= SILENT_MAX {
@@ -190,9 +186,8 @@ impl Edge {
 
     /// Records a failure, after which the next start or reload waits.
     fn fail(&mut self, why: String, now: Instant) {
-        let pause = PAUSE_MIN.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
+        self.next_start = Some(now + child::pause_after(self.failures));
         self.failures = self.failures.saturating_add(1);
-        self.next_start = Some(now + pause);
         self.is_dirty = true;
         if self.status.error.as_ref() != Some(&why) {
             tracing::error!(reason = why, "HAProxy does not serve the wanted configuration; trying again");

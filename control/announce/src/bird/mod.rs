@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tidegate_events::{Event, Field, Reason};
-use tidegate_host::atomic_file;
+use tidegate_host::{atomic_file, child};
 
 use self::config::Files;
 use self::control::Request;
@@ -36,11 +36,6 @@ const READ_MAX: Duration = Duration::from_secs(30);
 const READ_WAIT: Duration = Duration::from_millis(200);
 /// How long a new BIRD may take to open its socket.
 const START_MAX: Duration = Duration::from_secs(10);
-/// The pause after the first failure. It doubles with each further one.
-const PAUSE_MIN: Duration = Duration::from_millis(250);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// After this time without a failure, the failure count is reset.
-const STABLE: Duration = Duration::from_secs(60);
 /// How often BIRD is queried for its sessions.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long to wait before BIRD is asked again to restart a session that it has disabled.
@@ -273,7 +268,7 @@ impl Bird {
             return None;
         }
         running.poll_at = now + POLL_INTERVAL;
-        if now.saturating_duration_since(running.since) >= STABLE {
+        if now.saturating_duration_since(running.since) >= child::STABLE {
             self.failures = 0;
         }
         match self.protocols(now) {
@@ -347,9 +342,8 @@ impl Bird {
         self.running = None;
         // The files may be missing because somebody removed them, so the next BIRD gets new files.
         self.is_written = false;
-        let pause = PAUSE_MIN.saturating_mul(1 << self.failures.min(10)).min(PAUSE_MAX);
+        self.start_at = Some(now + child::pause_after(self.failures));
         self.failures = self.failures.saturating_add(1);
-        self.start_at = Some(now + pause);
     }
 
     fn fail(&mut self, why: String) {
@@ -514,19 +508,19 @@ mod tests {
         let beside = directory.join("vips4.conf.new");
         fs::create_dir(&beside).unwrap();
         let wanted = files("203.0.113.2/32");
-        now += PAUSE_MAX;
+        now += child::PAUSE_MAX;
         bird.apply(&wanted, none, false, now);
         assert!(bird.last_error().is_some_and(|why| why.contains("cannot write")), "{bird:?}");
         fs::remove_dir(&beside).unwrap();
         bird.apply(&wanted, none, false, now);
         assert!(written().contains("203.0.113.1/32"), "a pause follows each failure");
-        now += PAUSE_MAX;
+        now += child::PAUSE_MAX;
         bird.apply(&wanted, none, false, now);
         assert!(written().contains("203.0.113.2/32"), "{bird:?}");
         assert!(bird.last_error().is_some_and(|why| why.contains("cannot start BIRD")), "{bird:?}");
 
         fs::remove_dir_all(&directory).unwrap();
-        now += PAUSE_MAX;
+        now += child::PAUSE_MAX;
         bird.apply(&wanted, none, false, now);
         assert!(written().contains("203.0.113.2/32"), "the removed files are written again");
     }

@@ -8,18 +8,16 @@
 //!
 //! Invariant: only a process whose command line names our own configuration file is killed.
 
-use std::fs;
 use std::io::{self, BufReader};
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, setpriority_process};
+use rustix::process::{Signal, setpriority_process};
 use rustix::thread::{CapabilitySet, clear_ambient_capability_set, configure_capability_in_ambient_set};
-use tidegate_host::child;
+use tidegate_host::child::{self, LineLimit};
 
 use super::config;
 
@@ -36,10 +34,6 @@ const PRIORITY: i32 = -10;
 /// How long BIRD may take to close its sessions.
 const STOP_MAX: Duration = Duration::from_secs(2);
 const STOP_POLL: Duration = Duration::from_millis(10);
-/// How many lines of BIRD's output are logged per second.
-const LINES_PER_SECOND: u32 = 20;
-/// How much of a line is logged.
-const LINE_MAX: usize = 512;
 
 /// A running BIRD.
 #[derive(Debug)]
@@ -55,11 +49,7 @@ impl Process {
     /// If it cannot be started.
     pub fn start(program: &Path, directory: &Path, recovers: bool) -> io::Result<Self> {
         let program = child::find(program)?;
-        // A leftover socket would look like the new BIRD's.
-        match fs::remove_file(directory.join(SOCKET)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        child::remove_socket(&directory.join(SOCKET))?;
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM", "--"]).arg(program).arg("-f");
         command.arg("-c").arg(directory.join(config::MAIN));
@@ -69,24 +59,22 @@ impl Process {
             command.arg("-R");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = with_capabilities(|| command.spawn())?;
+        let mut bird = with_capabilities(|| command.spawn())?;
         // BFD must send a packet every few hundred milliseconds, even if other programs use the CPU. Without the
         // capability to raise the priority, it stays as it is.
-        if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-            let _ = setpriority_process(Some(pid), PRIORITY);
-        }
+        let _ = child::pid_of(&bird).map(|pid| setpriority_process(Some(pid), PRIORITY));
         let last_line = Arc::default();
-        if let Some(stderr) = child.stderr.take() {
+        if let Some(stderr) = bird.stderr.take() {
             let words = Arc::clone(&last_line);
             let reader = thread::Builder::new().name("tg-bird-log".to_owned());
             if let Err(error) = reader.spawn(move || follow(BufReader::new(stderr), &words)) {
                 // A `Child` that is dropped runs on, and nobody would withdraw its routes.
-                let _ = child.kill();
-                let _ = child.wait();
+                let _ = bird.kill();
+                let _ = bird.wait();
                 return Err(error);
             }
         }
-        Ok(Self { child, last_line })
+        Ok(Self { child: bird, last_line })
     }
 
     /// Wraps a process that replaces BIRD in a test.
@@ -103,15 +91,7 @@ impl Process {
 
     /// How it exited, if it has.
     pub fn ended(&mut self) -> Option<String> {
-        match self.child.try_wait() {
-            Ok(None) => None,
-            Ok(Some(status)) => Some(match (status.code(), status.signal()) {
-                (Some(code), _) => format!("exit code {code}"),
-                (None, Some(signal)) => format!("signal {signal}"),
-                (None, None) => status.to_string(),
-            }),
-            Err(error) => Some(error.to_string()),
-        }
+        child::ended(&mut self.child)
     }
 
     /// The last line of its output.
@@ -122,10 +102,7 @@ impl Process {
 
     /// Asks it to close its sessions and exit, and kills it if it does not.
     pub fn stop(mut self) {
-        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // It is our own child, so the pid stays valid until we have waited for it.
-            let _ = kill_process(pid, Signal::TERM);
-        }
+        child::signal(&self.child, Signal::TERM);
         let until = Instant::now() + STOP_MAX;
         while Instant::now() < until {
             if self.ended().is_some() {
@@ -157,33 +134,18 @@ fn with_capabilities<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> 
 }
 
 /// Forwards BIRD's log until BIRD exits.
-fn follow(mut lines: impl io::BufRead, last_line: &Mutex<Option<String>>) {
-    let mut bytes = Vec::new();
-    let (mut second, mut lines_in_it, mut left_out) = (Instant::now(), 0, 0_u64);
-    loop {
-        bytes.clear();
-        match lines.read_until(b'\n', &mut bytes) {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
-        }
-        let line = String::from_utf8_lossy(&bytes);
-        let line: String = line.trim_end().chars().take(LINE_MAX).collect();
-        if second.elapsed() >= Duration::from_secs(1) {
-            if left_out > 0 {
-                tracing::warn!(lines = left_out, "suppressed lines of BIRD's log");
-            }
-            (second, lines_in_it, left_out) = (Instant::now(), 0, 0);
-        }
-        lines_in_it += 1;
-        if lines_in_it > LINES_PER_SECOND {
-            left_out += 1;
-            continue;
+fn follow(lines: impl io::BufRead, last_line: &Mutex<Option<String>>) {
+    let mut limit = LineLimit::default();
+    child::follow(lines, |line| {
+        let Some(left_out) = limit.admit() else { return };
+        if left_out > 0 {
+            tracing::warn!(lines = left_out, "suppressed lines of BIRD's log");
         }
         // A line is: date, time, <CLASS>, text. Before the configuration is read, it is only the text.
         let (class, text) = line
             .split_once('<')
             .and_then(|(_, rest)| rest.split_once("> "))
-            .map_or(("ERR", line.as_str()), |(class, text)| (class, text));
+            .map_or(("ERR", line), |(class, text)| (class, text));
         match class {
             _ if text == "Shutdown completed" => tracing::debug!(bird = text, "log of BIRD"),
             "INFO" | "DBG" | "TRACE" => tracing::debug!(bird = text, "log of BIRD"),
@@ -191,7 +153,7 @@ fn follow(mut lines: impl io::BufRead, last_line: &Mutex<Option<String>>) {
             _ => tracing::error!(bird = text, "log of BIRD"),
         }
         *last_line.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
-    }
+    });
 }
 
 /// Kills the BIRD whose pid is in this file, if its command line names the configuration file `main`.

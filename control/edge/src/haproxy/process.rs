@@ -5,17 +5,17 @@
 //!
 //! Invariant: only a process whose command line names our own configuration file is killed.
 
-use std::fs;
 use std::io::{self, BufRead, BufReader};
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use tidegate_host::{atomic_file, child};
+use rustix::process::{Signal, kill_process_group};
+use tidegate_host::atomic_file;
+use tidegate_host::child::{self, LineLimit};
 
 /// The socket of the master, in the runtime directory.
 pub const SOCKET: &str = "master.sock";
@@ -23,9 +23,6 @@ const PID_FILE: &str = "pid";
 
 /// How long the HAProxy of an earlier process may take to end.
 const END_OLD_MAX: Duration = Duration::from_secs(2);
-/// How many errors are logged per second, and how much of each message.
-const LINES_PER_SECOND: u32 = 20;
-const LINE_MAX: usize = 512;
 
 /// A running HAProxy: the master and its workers.
 #[derive(Debug)]
@@ -41,11 +38,7 @@ impl Process {
     /// # Errors
     /// If it cannot be started.
     pub fn start(program: &Path, directory: &Path, file: &Path) -> io::Result<Self> {
-        // A leftover socket would look like the new master's.
-        match fs::remove_file(directory.join(SOCKET)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        child::remove_socket(&directory.join(SOCKET))?;
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM", "--"]).arg(program).arg("-W");
         command.arg("-S").arg(format!("{},mode,600", directory.join(SOCKET).display()));
@@ -88,15 +81,7 @@ impl Process {
 
     /// How the master exited, if it has.
     pub fn ended(&mut self) -> Option<String> {
-        match self.child.try_wait() {
-            Ok(None) => None,
-            Ok(Some(status)) => Some(match (status.code(), status.signal()) {
-                (Some(code), _) => format!("exit code {code}"),
-                (None, Some(signal)) => format!("signal {signal}"),
-                (None, None) => status.to_string(),
-            }),
-            Err(error) => Some(error.to_string()),
-        }
+        child::ended(&mut self.child)
     }
 
     /// HAProxy's last error message, which is removed.
@@ -106,24 +91,17 @@ impl Process {
 
     /// Makes the master read its configuration again and start a new worker.
     pub fn reload(&self) {
-        self.signal(Signal::USR2);
+        child::signal(&self.child, Signal::USR2);
     }
 
     /// Makes it close its listeners and end with its last connection, or after `hard-stop-after`.
     pub fn stop_gracefully(&self) {
-        self.signal(Signal::USR1);
-    }
-
-    fn signal(&self, signal: Signal) {
-        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // It is our own child, so the pid stays valid until we have waited for it.
-            let _ = kill_process(pid, signal);
-        }
+        child::signal(&self.child, Signal::USR1);
     }
 
     /// Kills the master and all workers, even those that hang.
     pub fn kill(mut self) {
-        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+        if let Some(group) = child::pid_of(&self.child) {
             let _ = kill_process_group(group, Signal::KILL);
         }
         let _ = self.child.kill();
@@ -139,40 +117,25 @@ pub fn end_old(directory: &Path, file: &Path) {
 }
 
 /// Logs HAProxy's messages until it ends.
-fn follow(mut lines: impl BufRead, last_alert: &Mutex<Option<String>>) {
-    let mut bytes = Vec::new();
-    let (mut second, mut lines_in_it, mut left_out) = (Instant::now(), 0, 0_u64);
-    loop {
-        bytes.clear();
-        match lines.read_until(b'\n', &mut bytes) {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
-        }
-        let line = String::from_utf8_lossy(&bytes);
-        let line: String = line.trim_end().chars().take(LINE_MAX).collect();
-        let (level, text) = message(&line);
+fn follow(lines: impl BufRead, last_alert: &Mutex<Option<String>>) {
+    let mut limit = LineLimit::default();
+    child::follow(lines, |line| {
+        let (level, text) = message(line);
         if level != "ALERT" {
             tracing::debug!(haproxy = text, "message of HAProxy");
-            continue;
+            return;
         }
         *last_alert.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
-        if second.elapsed() >= Duration::from_secs(1) {
-            if left_out > 0 {
-                tracing::warn!(lines = left_out, "suppressed errors of HAProxy");
-            }
-            (second, lines_in_it, left_out) = (Instant::now(), 0, 0);
-        }
-        lines_in_it += 1;
-        if lines_in_it > LINES_PER_SECOND {
-            left_out += 1;
-            continue;
+        let Some(left_out) = limit.admit() else { return };
+        if left_out > 0 {
+            tracing::warn!(lines = left_out, "suppressed errors of HAProxy");
         }
         tracing::error!(haproxy = text, "message of HAProxy");
-    }
+    });
 }
 
 /// The level and the text of `[ALERT]    (1234) : text`.
-fn message(line: &str) -> (&str, &str) {
+pub(super) fn message(line: &str) -> (&str, &str) {
     let split = line.strip_prefix('[').and_then(|rest| rest.split_once(']'));
     let Some((level, rest)) = split else { return ("", line) };
     (level, rest.split_once(") : ").map_or(rest, |(_, text)| text).trim())

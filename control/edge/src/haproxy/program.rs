@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use tidegate_host::child;
 
+use super::process;
+
 /// The oldest version that is used.
 pub const VERSION_MIN: (u32, u32) = (2, 6);
 
@@ -63,8 +65,8 @@ impl Program {
         if accepted {
             return Ok(());
         }
-        let messages = output.lines().filter_map(|line| line.strip_prefix("[ALERT]"));
-        let messages = messages.map(|line| line.split_once(") : ").map_or(line, |(_, text)| text).trim());
+        let messages = output.lines().map(process::message);
+        let messages = messages.filter(|(level, _)| *level == "ALERT").map(|(_, text)| text);
         // Two summaries follow the reasons.
         let is_reason = |text: &&str| SUMMARIES.iter().all(|summary| !text.starts_with(summary));
         let first: Vec<&str> = messages.filter(is_reason).take(LINES_MAX).collect();
