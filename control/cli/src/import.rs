@@ -115,22 +115,15 @@ fn summary(imported: &Imported) -> String {
 
 /// Reads a file, or standard input.
 fn read(path: &Path, input: &mut Input) -> Result<(), Diagnostic> {
-    let is_stdin = path.as_os_str() == "-";
-    let name = if is_stdin { "<stdin>".into() } else { path.to_string_lossy() };
-    let bytes = if is_stdin {
+    let (name, text) = if path.as_os_str() == "-" {
         let mut bytes = Vec::new();
-        let read = io::stdin().lock().take(FILE_BYTES_MAX).read_to_end(&mut bytes);
-        read.map(|_| bytes).map_err(|error| Diagnostic::error(format!("cannot be read: {error}")))
+        io::stdin().lock().take(FILE_BYTES_MAX).read_to_end(&mut bytes).map_err(|error| {
+            Diagnostic::error(format!("cannot be read: {error}")).at(Location::start_of("<stdin>"))
+        })?;
+        ("<stdin>".into(), yaml::text_of(bytes, "<stdin>")?)
     } else {
-        bounded_file::read(path, FILE_BYTES_MAX).map_err(|error| {
-            Diagnostic::error(format!("cannot be read: {error}")).accepting(error.accepted())
-        })
+        (path.to_string_lossy(), bounded_file::read_text(path, FILE_BYTES_MAX)?)
     };
-    let bytes = bytes.map_err(|fault| fault.at(Location::start_of(name.as_ref())))?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let (at, what) = yaml::not_utf8(error.as_bytes()).expect("not UTF-8");
-        Diagnostic::error(what).accepting("UTF-8 text").at(Location::new(name.as_ref(), at.line, at.column))
-    })?;
     input.file(&name, &text);
     Ok(())
 }

@@ -15,7 +15,7 @@ use tidegate_model::bounded_file::{self, FILE_BYTES_MAX};
 use tidegate_model::config::API_VERSION;
 use tidegate_model::config::keys::KeyDefault::{self, Required, Value};
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
-use tidegate_model::yaml::{Field, Fields, Sheet, Unknown, not_utf8, text};
+use tidegate_model::yaml::{Field, Fields, Sheet, Unknown, text};
 
 /// `kind` of the configuration.
 pub const KIND: &str = "EdgeConfig";
@@ -136,20 +136,10 @@ pub struct Loaded {
 pub fn load(path: &Path) -> Loaded {
     let shown = path.to_string_lossy();
     let base = path.parent().unwrap_or(Path::new(""));
-    let fault = match bounded_file::read(path, FILE_BYTES_MAX) {
-        Ok(bytes) => match String::from_utf8(bytes) {
-            Ok(text) => return parse(&text, &shown, base),
-            Err(error) => {
-                let (at, what) = not_utf8(error.as_bytes()).expect("not UTF-8");
-                let at = Location::new(shown.as_ref(), at.line, at.column);
-                Diagnostic::error(what).accepting("UTF-8 text").at(at)
-            }
-        },
-        Err(error) => Diagnostic::error(format!("cannot be read: {error}"))
-            .accepting(error.accepted())
-            .at(Location::start_of(shown.as_ref())),
-    };
-    Loaded { config: None, report: [fault].into_iter().collect() }
+    match bounded_file::read_text(path, FILE_BYTES_MAX) {
+        Ok(text) => parse(&text, &shown, base),
+        Err(fault) => Loaded { config: None, report: [fault].into_iter().collect() },
+    }
 }
 
 /// Checks the text of a configuration. `file` is its name in messages; paths are relative to `base`.

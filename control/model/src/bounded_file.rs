@@ -13,6 +13,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use crate::diagnostic::{Diagnostic, Location};
+use crate::yaml;
+
 /// The largest configuration, list of `protection` or manifest that is read.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -57,6 +60,20 @@ impl fmt::Display for Size {
             bytes => write!(f, "{} KiB", bytes >> 10),
         }
     }
+}
+
+/// The text of the file, or the fault of the file with its position.
+///
+/// # Errors
+///
+/// As [`read`], and if it isn't UTF-8.
+pub fn read_text(path: &Path, bytes_max: u64) -> Result<String, Diagnostic> {
+    let shown = path.to_string_lossy();
+    let bytes = read(path, bytes_max).map_err(|error| {
+        let fault = Diagnostic::error(format!("cannot be read: {error}")).accepting(error.accepted());
+        fault.at(Location::start_of(shown.as_ref()))
+    })?;
+    yaml::text_of(bytes, &shown)
 }
 
 /// The contents of the file.

@@ -136,26 +136,13 @@ pub fn load_at_start(path: &Path) -> Loaded {
 fn load_with(path: &Path, copies: Copies) -> Loaded {
     let shown = path.to_string_lossy();
     let base = path.parent().unwrap_or(Path::new(""));
-    match bounded_file::read(path, FILE_BYTES_MAX) {
-        Ok(bytes) => {
-            let text = match String::from_utf8(bytes) {
-                Ok(text) => text,
-                Err(error) => {
-                    let (at, what) = crate::yaml::not_utf8(error.as_bytes()).expect("not UTF-8");
-                    let location = Location::new(shown.as_ref(), at.line, at.column);
-                    return Loaded::unreadable(Diagnostic::error(what).accepting("UTF-8 text").at(location));
-                }
-            };
+    match bounded_file::read_text(path, FILE_BYTES_MAX) {
+        Ok(text) => {
             let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
             let own = Some((path, text.as_str()));
             parse_in(&|name| std::env::var(name).ok(), copies, own, &text, &shown, base, cores)
         }
-        Err(error) => {
-            let fault = Diagnostic::error(format!("cannot be read: {error}"))
-                .accepting(error.accepted())
-                .at(Location::start_of(shown.as_ref()));
-            Loaded::unreadable(fault)
-        }
+        Err(fault) => Loaded::unreadable(fault),
     }
 }
 

@@ -23,6 +23,7 @@ pub use scalar::{Scalar, ScalarKind};
 
 use std::sync::Arc;
 
+use crate::diagnostic::{Diagnostic, Location};
 use crate::objects::{Origin, PATH_START, path_hash};
 
 /// The maximum nesting depth; Kubernetes objects reach about 20.
@@ -87,6 +88,17 @@ pub fn not_utf8(bytes: &[u8]) -> Option<(Position, String)> {
     let from = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let byte = rest.first().copied().unwrap_or_default();
     Some((Position { line: from(line), column: from(column) }, format!("the byte 0x{byte:02x} is not UTF-8")))
+}
+
+/// The text of a file.
+///
+/// # Errors
+/// The fault and its position, if the file isn't UTF-8.
+pub fn text_of(bytes: Vec<u8>, file: &str) -> Result<String, Diagnostic> {
+    String::from_utf8(bytes).map_err(|error| {
+        let (at, what) = not_utf8(error.as_bytes()).expect("not UTF-8");
+        Diagnostic::error(what).accepting("UTF-8 text").at(Location::new(file, at.line, at.column))
+    })
 }
 
 impl Node {
