@@ -130,10 +130,10 @@ impl Files {
             }
             changed |= state.refresh(&path, &found, self.kinds, &mut self.arrivals);
         }
-        changed |= self.expire();
         if changed {
             self.forget_arrivals();
         }
+        changed |= self.expire();
         self.arrivals.refreshes += 1;
         changed |= listing.report != self.listing;
         self.listing = listing.report;
