@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use tidegate_dataplane::gateway::{BackendFlowStats, ServiceStats};
-use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
+use tidegate_policy::reconcile::view::{BackendViewState, PortView, ServiceView};
 use tidegate_snapshot::counters::{Direction, Traffic};
 use tidegate_snapshot::service_limits::{LimitDrop, LimitedService};
 use tidegate_spec::ForwardingMode;
@@ -26,6 +26,10 @@ const BACKEND_LABELS: [&str; 5] = ["namespace", "service", "port", "protocol", "
 
 fn port_key(stats: &ServiceStats) -> PortKey<'_> {
     [&stats.namespace, &stats.name, &stats.port_name, stats.key.protocol.as_str()]
+}
+
+fn view_key<'a>(service: &'a ServiceView, port: &'a PortView) -> PortKey<'a> {
+    [&service.namespace, &service.name, &port.name, port.protocol.as_str()]
 }
 
 /// The traffic of each direction that passes through the gateway. Replies of the DSR modes don't: a series that stays 0
@@ -89,7 +93,7 @@ pub(in crate::telemetry) fn service_info(page: &mut Exposition, services: &[Arc<
     for service in services {
         for port in &service.ports {
             let Some(app_protocol) = &port.app_protocol else { continue };
-            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
+            let key = view_key(service, port);
             ports.insert(key, app_protocol);
         }
     }
@@ -187,7 +191,7 @@ fn add_states<'a>(
     for service in services.iter().filter(|one| !without_series.has(&one.namespace, &one.name)) {
         // A refused port does not forward.
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
-            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
+            let key = view_key(service, port);
             for one in &port.backends {
                 let address = SocketAddr::new(one.address, one.port);
                 let state = backend(backends, key, address).state.get_or_insert_default();
@@ -302,7 +306,7 @@ pub(in crate::telemetry) fn health(page: &mut Exposition, sample: &Sample<'_>) {
     let mut active: BTreeMap<PortKey<'_>, usize> = BTreeMap::new();
     for service in sample.round.services {
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
-            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
+            let key = view_key(service, port);
             *open.entry(key).or_default() |= port.fail_open;
             let of_vip = port.count(BackendViewState::Active);
             active.entry(key).and_modify(|least| *least = of_vip.min(*least)).or_insert(of_vip);
